@@ -1,0 +1,57 @@
+"""The command line: parse, call the library, show. Results to stdout, progress and messages to stderr.
+
+Commands are named by module path and imported when they are called, so `--help` does not wait for torch. Exit status:
+0 done (or a certificate that holds), 1 a certificate that does not hold, 2 bad usage or bad input.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from cyclopts import App, CycloptsError
+
+from fixedformer import __version__
+from fixedformer.errors import FixedformerError
+
+app = App(
+    name="fixedformer",
+    version=__version__,
+    help="A fixed transformer computes what any other transformer computes, because a program tells it to.",
+)
+# name, function, one line of help (kept here so that listing the commands imports none of them)
+COMMANDS = [
+    ("demo", "embedding:demo", "The main job on a real, trained target: compile, run, certify, with a table."),
+    ("compile", "embedding:compile_", "Turn a target into the program of a fixed machine."),
+    ("run", "embedding:run", "Run a program on an input file."),
+    ("certify", "embedding:certify", "Check a program against its target; exit status 0 holds, 1 does not hold."),
+    ("info", "files:info", "Say what a file of ours holds."),
+]
+for _name, _place, _help in COMMANDS:
+    app.command(f"fixedformer.cli.{_place}", name=_name, help=_help)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command. Errors are one line with cause and remedy; `--debug` shows the traceback."""
+    tokens = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in tokens
+    if debug:
+        tokens.remove("--debug")
+    try:
+        status = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+    except CycloptsError as error:
+        return _fail(f"{error}; see 'fixedformer --help'", debug)
+    except (FixedformerError, OSError) as error:
+        return _fail(f"{type(error).__name__}: {error}", debug)
+    except BrokenPipeError:  # the reader of stdout (head, less) has gone: nothing left to say
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return _fail("interrupted", debug)
+    return status if isinstance(status, int) else 0
+
+
+def _fail(message: str, debug: bool) -> int:
+    if debug:
+        raise  # noqa: PLE0704 (called from an except clause: show the traceback of what was caught)
+    print(" ".join(message.split()), file=sys.stderr)
+    return 2
