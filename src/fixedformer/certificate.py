@@ -89,8 +89,9 @@ class Certificate:
             (
                 "holds" if check.holds else "FAILS",
                 check.claim,
-                f"{check.measured:.1e} <= {check.bound:.1e}" if check.holds else
-                f"{check.measured:.1e} > {check.bound:.1e}",
+                f"{check.measured:.1e} <= {check.bound:.1e}"
+                if check.holds
+                else f"{check.measured:.1e} > {check.bound:.1e}",
                 f"{check.cases} cases, {check.scope}" if check.cases else "no cases",
             )
             for check in self.checks

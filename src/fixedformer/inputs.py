@@ -16,12 +16,12 @@ def finite(tensor: Tensor, what: str) -> Tensor:
     return tensor
 
 
-def as_input(X: Any, d_in: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
+def as_input(data: Any, d_in: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
     """Check an input: token ids (..., tokens), any integer dtype, or vectors (..., tokens, d_in), cast to `dtype`.
 
     Raises SpecError for an empty sequence, an id outside 0..d_in-1, another width, NaN or infinity.
     """
-    X = torch.as_tensor(X, device=device)
+    X: Tensor = torch.as_tensor(data, device=device)
     if X.dtype == torch.bool or X.is_complex():
         raise SpecError(f"inputs are integer token ids or real vectors, got {X.dtype}")
     ids = not X.is_floating_point()

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,6 +23,7 @@ from fixedformer.errors import StorageError
 
 FORMAT, VERSION = "fixedformer", 1
 PathLike = str | os.PathLike[str]
+Read = TypeVar("Read")
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,9 @@ def write_atomic(path: PathLike, data: bytes) -> None:
         os.replace(temporary, target)
         _sync_folder(target.parent)
     except OSError as error:
-        raise StorageError(f"cannot write {target}: {error.strerror or error}; is the folder there and writable?") from None
+        raise StorageError(
+            f"cannot write {target}: {error.strerror or error}; is the folder there and writable?"
+        ) from None
     finally:
         if temporary and os.path.exists(temporary):
             os.unlink(temporary)
@@ -109,15 +112,17 @@ def read(
     return _open(path, load)
 
 
-def parse_body(path: PathLike, build: Callable[[], Any]) -> Any:
+def parse_body(path: PathLike, build: Callable[[], Read]) -> Read:
     """Run `build`, which reads a header's body; whatever is missing or malformed there becomes a StorageError."""
     try:
         return build()
     except (KeyError, TypeError, ValueError) as error:
-        raise StorageError(f"{path}: the header is malformed ({error}); the file was not written by fixedformer") from None
+        raise StorageError(
+            f"{path}: the header is malformed ({error}); the file was not written by fixedformer"
+        ) from None
 
 
-def _open(path: PathLike, then: Callable[[Any], Any]) -> Any:
+def _open(path: PathLike, then: Callable[[Any], Read]) -> Read:
     try:
         with safe_open(os.fspath(path), framework="pt") as handle:
             return then(handle)

@@ -162,9 +162,8 @@ class Target:
         differ from d_head: only the products W_V W_O matter. Raises SpecError for shapes that do not chain, for NaN
         and for infinity.
         """
-        given: dict[str, Tensor | None] = dict(
-            query=query, key=key, value=value, output=output, embed=embed, unembed=unembed
-        )
+        given: dict[str, Tensor | None] = {"query": query, "key": key, "value": value, "output": output}
+        given |= {"embed": embed, "unembed": unembed}
         weights = _checked(spec, given)
         object.__setattr__(self, "spec", spec)
         object.__setattr__(self, "weights", weights)
@@ -203,7 +202,7 @@ class Target:
             for name, shape in weight_shapes(spec, d_model, d_value).items()
             if not (plain and name in ("embed", "unembed"))
         }
-        return cls(spec, **tensors)  # type: ignore[arg-type]
+        return cls(spec, **tensors)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -216,7 +215,7 @@ class Target:
     def to(self, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> "Target":
         """The same target in another precision or place."""
         moved = self.weights.map(lambda tensor: tensor.to(device=device, dtype=dtype))
-        return Target(self.spec, **moved.named(), card=self.card)  # type: ignore[arg-type]
+        return Target(self.spec, **moved.named(), card=self.card)
 
     def __call__(self, X: Any, mask: Mask = None) -> Tensor:
         """Outputs (..., tokens, d_out) for X (..., tokens, d_in) or token ids; mask: None, "causal" or bool."""
@@ -237,7 +236,7 @@ def _checked(spec: TargetSpec, given: Mapping[str, Tensor | None]) -> Weights:
             got = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__
             raise SpecError(f"{name} must be a tensor (layers, heads, rows, columns), got {got}")
     query, value = given["query"], given["value"]
-    assert query is not None  # noqa: S101 (checked in the loop above)
+    assert query is not None  # checked in the loop above
     assert value is not None
     d_model, d_value = query.shape[2], value.shape[3]
     tensors: dict[str, Tensor] = {}

@@ -52,6 +52,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _fail(message: str, debug: bool) -> int:
     if debug:
-        raise  # noqa: PLE0704 (called from an except clause: show the traceback of what was caught)
+        raise  # called from an except clause: show the traceback of what was caught
     print(" ".join(message.split()), file=sys.stderr)
     return 2
