@@ -49,14 +49,13 @@ def matmul(a: Pair, b: Tensor) -> Pair:
     """
     inner = b.shape[0]
     bits = (53 - math.ceil(math.log2(max(inner, 2)))) // 2
-    left = _slices(a, bits, dim=-1, count=LEFT_SLICES)
-    right = _slices(Pair.of(b), bits, dim=-2, count=RIGHT_SLICES)
-    terms = sorted((i + j, i, j) for i in range(len(left)) for j in range(len(right)) if i + j < LEFT_SLICES)
+    left = torch.stack(_slices(a, bits, dim=-1, count=LEFT_SLICES))  # (slices, ..., rows, inner)
     hi = torch.zeros(*a.hi.shape[:-1], b.shape[-1], dtype=torch.float64, device=b.device)
     lo = torch.zeros_like(hi)
-    for _, i, j in terms:
-        hi, error = two_sum(hi, left[i] @ right[j])  # the product itself is exact
-        lo = lo + error
+    for j, right in enumerate(_slices(Pair.of(b), bits, dim=-2, count=RIGHT_SLICES)):
+        for product in left[: LEFT_SLICES - j] @ right:  # each exact; the slices left out lie below the error bound
+            hi, error = two_sum(hi, product)
+            lo += error
     return Pair(*two_sum(hi, lo))
 
 
@@ -65,14 +64,17 @@ def _slices(x: Pair, bits: int, dim: int, count: int) -> list[Tensor]:
 
     Adding and subtracting 1.5 * 2^(52 - bits) * (a power of two above the largest entry) rounds to the slice's grid.
     """
-    hi, lo = x
-    largest = hi.abs().amax(dim, keepdim=True)
-    _, exponent = torch.frexp(largest)
+    rest, lo = x
+    _, exponent = torch.frexp(rest.abs().amax(dim, keepdim=True))
+    single = not bool(lo.any())
     parts = []
     for index in range(count):
         # Grid 2^(exponent - bits (index + 1) + 1): each slice holds at most `bits` bits, sign included.
-        shift = torch.ldexp(torch.full_like(largest, 1.5), exponent - bits * (index + 1) + 1 + 52)
-        part = (hi + shift) - shift
-        hi, lo = two_sum(hi - part, lo)  # hi - part is exact: part is hi rounded to a coarser grid
+        shift = torch.ldexp(torch.full_like(exponent, 1.5, dtype=torch.float64), exponent - bits * (index + 1) + 53)
+        part = rest + shift
+        part -= shift
+        rest = rest - part  # exact: part is `rest` rounded to a coarser grid
+        if not single:
+            rest, lo = two_sum(rest, lo)
         parts.append(part)
     return parts

@@ -1,0 +1,122 @@
+"""Two evaluations of a machine. `run_dense` is the definition; `run_paths` never forms an m-wide state.
+
+With P_p = A^{l,h_l} .. A^{1,h_1} X the state of the machine after l layers is sum_p P_p (E R_V^p), so all that the
+machine ever shows of E are its read-outs (tree.py). Path space carries P (tokens x d_in per path) and multiplies it with
+them: queries and keys of a layer are one product, and m has left the cost. docs/theory/embedding.md, section 5.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fixedformer.attention import Mask, resolve_mask, rotate, softmax_weights
+from fixedformer.embedding.tree import PathTree
+from fixedformer.inputs import embed_rows, one_hot_rows
+from fixedformer.target import TargetSpec
+
+Watch = Callable[[Tensor], None] | None
+
+
+class DenseWeights(Protocol):
+    """The machine's matrices as the definition writes them; layers and heads count from 0."""
+
+    spec: TargetSpec
+
+    def dense_query(self, layer: int, head: int, dtype: torch.dtype) -> Tensor: ...
+
+    def dense_key(self, layer: int, head: int, dtype: torch.dtype) -> Tensor: ...
+
+    def dense_value(self, layer: int, head: int, dtype: torch.dtype) -> Tensor: ...
+
+    def dense_unembed(self, dtype: torch.dtype) -> Tensor: ...
+
+
+def run_dense(machine: DenseWeights, embedding: Tensor, X: Tensor, mask: Mask = None, watch: Watch = None) -> Tensor:
+    """The definition, literally: state (..., tokens, m), one m x m product a head and layer.
+
+        A^{l,h} = softmax(X~ R_Q^{l,h} (X~ R_K^{l,h})^T),   X~ <- [X~ +] sum_h A^{l,h} X~ R_V^{l,h},   out = X~ U
+
+    X comes from `as_input`. `watch` is called with each layer's attention (..., heads, tokens, tokens).
+    """
+    spec, dtype = machine.spec, embedding.dtype
+    state = embed_rows(X, embedding)
+    allowed = resolve_mask(mask, state.shape[-2], state.device)
+    if allowed is not None:
+        allowed = allowed.squeeze(-3)  # one head at a time here
+    for layer in range(spec.layers):
+        update, seen = torch.zeros_like(state), []
+        for head in range(spec.heads):
+            query = state @ machine.dense_query(layer, head, dtype)
+            key = state @ machine.dense_key(layer, head, dtype)
+            if spec.positions == "rotary":
+                query, key = rotate(query, spec.rotary_base), rotate(key, spec.rotary_base)
+            attention = softmax_weights(query @ key.mT, allowed)
+            update = update + attention @ (state @ machine.dense_value(layer, head, dtype))
+            if watch is not None:
+                seen.append(attention)
+        if watch is not None:
+            watch(torch.stack(seen, dim=-3))
+        state = state + update if spec.residual else update
+    return state @ machine.dense_unembed(dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class PathWeights:
+    """Read-outs arranged for multiplication.
+
+    inner[t]: (B^t d_in, 2Hd), all queries and keys of layer t + 1. leaves: (B, B^{L-1} d_in, d_out), by last branch.
+    """
+
+    inner: tuple[Tensor, ...]
+    leaves: Tensor
+
+    @classmethod
+    def of(cls, readouts: Tensor, tree: PathTree) -> "PathWeights":
+        """From E R_all (d_in, N)."""
+        d_in = readouts.shape[0]
+
+        def block(depth: int) -> Tensor:  # (B^depth, d_in, own)
+            columns = tree.columns(depth).to(readouts.device)
+            return readouts[:, columns.flatten()].reshape(d_in, *columns.shape).transpose(0, 1)
+
+        inner = tuple(block(depth).flatten(0, 1).contiguous() for depth in range(tree.layers))
+        last = block(tree.layers).reshape(-1, tree.branching, d_in, tree.d_out)
+        return cls(inner, last.transpose(0, 1).flatten(1, 2).contiguous())
+
+
+def run_paths(spec: TargetSpec, weights: PathWeights, X: Tensor, mask: Mask = None, watch: Watch = None) -> Tensor:
+    """The same function as `run_dense`, from the read-outs alone. X comes from `as_input`.
+
+    The last layer goes the other way round (values first, then attention): d_out columns a head instead of B^{L-1} d_in.
+    """
+    leaves = weights.leaves
+    d_in = leaves.shape[1] // (spec.heads + spec.residual) ** (spec.layers - 1)
+    paths = one_hot_rows(X, d_in, leaves.dtype)  # (..., tokens, B^t d_in), B^0 to start with
+    tokens = paths.shape[-2]
+    allowed = resolve_mask(mask, tokens, paths.device)
+    for layer, inner in enumerate(weights.inner):
+        both = inner[X] if layer == 0 and not X.is_floating_point() else paths @ inner
+        query, key = both.unflatten(-1, (2, spec.heads, spec.d_head)).movedim((-3, -2), (0, -3))
+        if spec.positions == "rotary":
+            query, key = rotate(query, spec.rotary_base), rotate(key, spec.rotary_base)
+        attention = softmax_weights(query @ key.mT, allowed)  # (..., heads, tokens, tokens)
+        if watch is not None:
+            watch(attention)
+        if layer == spec.layers - 1:
+            values = paths.unsqueeze(-3) @ leaves[1 if spec.residual else 0 :]  # (..., heads, tokens, d_out)
+            out = (attention @ values).sum(-3)
+            return out + paths @ leaves[0] if spec.residual else out
+        paths = _extend(paths, attention, d_in, spec.residual)
+    raise AssertionError("a spec has at least one layer")
+
+
+def _extend(paths: Tensor, attention: Tensor, d_in: int, residual: bool) -> Tensor:
+    """P (..., tokens, B^t d_in) -> P of the next layer (..., tokens, B^{t+1} d_in): path p, then branch, then input."""
+    moved = attention @ paths.unsqueeze(-3)  # (..., heads, tokens, B^t d_in)
+    parts = moved.movedim(-3, -2).unflatten(-1, (-1, d_in))  # (..., tokens, heads, B^t, d_in)
+    if residual:
+        parts = torch.cat([paths.unflatten(-1, (-1, d_in)).unsqueeze(-3), parts], dim=-3)
+    return parts.transpose(-3, -2).flatten(-3)
