@@ -3,10 +3,10 @@
 Let a machine show read-outs W_p + D_p where the target has W_p. Rows of P_p = A^{l,h_l} .. A^{1,h_1} X are averages of
 rows of X, so for inputs whose rows have 1-norm at most r (one-hot tokens: r = 1)
     |row of P_p W|_2 <= r w_p,   w_p = the largest 2-norm of a row of W_p (d_p alike for D_p).
-Let a_{l,h} bound the 1-norm of the change of any row of A^{l,h}; along p the products of attention matrices differ by at
-most b_p = sum_l a_{l,p_l} (skips add nothing). Then queries differ by at most  dq = r sum_p (d_p + b_p w_p), keys alike;
-scores by at most  e = |q| dk + dq |k| + dq dk  (rotary turns change no norm); and a row of softmax, moved by scores within
-e, by at most  2 tanh(e / 2)  in 1-norm. Layer by layer this gives all a_{l,h}, and for the output
+Let a_{l,h} bound the 1-norm of the change of any row of A^{l,h}; along p the products of attention matrices differ by
+at most b_p = sum_l a_{l,p_l} (skips add nothing). Then queries differ by at most  dq = r sum_p (d_p + b_p w_p), keys
+alike; scores by at most  e = |q| dk + dq |k| + dq dk  (rotary turns change no norm); and a row of softmax, moved by
+scores within e, by at most  2 tanh(e / 2)  in 1-norm. Layer by layer this gives all a_{l,h}, and for the output
     r sum_leaves (d_p + b_p w_p).
 No length, no mask and no particular input enters. docs/theory/embedding.md, section 6.
 """
@@ -32,8 +32,8 @@ def propagate(
 ) -> Consequence:
     """What read-out errors do in exact arithmetic, for every input whose rows have 1-norm at most `radius`.
 
-    wanted, error: (d_in, N), float64: W_all and entrywise bounds on |E R_all - W_all|. score_error: an error of each score
-    relative to |q| |k|, from evaluating it.
+    wanted, error: (d_in, N), float64: W_all and entrywise bounds on |E R_all - W_all|. score_error: an error of each
+    score relative to |q| |k|, from evaluating it.
     """
     heads = tree.heads
     drift = torch.zeros(1, dtype=torch.float64, device=wanted.device)  # b_p, (B^t,)
@@ -54,5 +54,6 @@ def propagate(
 
 def _norms(x: Tensor, columns: Tensor, parts: int) -> Tensor:
     """Largest row 2-norm of every node's blocks: x (d_in, N), columns (nodes, own) -> (nodes, parts)."""
-    blocks = x[:, columns.flatten().to(x.device)].reshape(x.shape[0], columns.shape[0], parts, -1)
-    return blocks.norm(dim=-1).amax(0)
+    blocks: Tensor = x[:, columns.flatten().to(x.device)].reshape(x.shape[0], columns.shape[0], parts, -1)
+    largest: Tensor = blocks.norm(dim=-1).amax(0)
+    return largest

@@ -194,7 +194,8 @@ def _measure(
 
 def _affordable(machine: "Machine", cases: list[Tensor], scope: str) -> tuple[list[Tensor], str]:
     """The first inputs that the definition can run within DENSE_BUDGET, at least one sequence."""
-    kept, left = [], DENSE_BUDGET
+    kept: list[Tensor] = []
+    left = DENSE_BUDGET
     for X in cases:
         ids = not X.is_floating_point()
         tokens = X.shape[-1] if ids else X.shape[-2]

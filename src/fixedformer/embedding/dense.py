@@ -26,9 +26,9 @@ Distribution = Literal["uniform", "gaussian", "orthogonal"]
 class FrozenMachine(Machine):
     """A machine with the weights of a network that exists: reprogram it without touching it.
 
-    query, key: (sets, heads, width, d_head); value: (sets, heads, width, width), the products W_V W_O; unembed: (width,
-    d_out); sets = layers, or 1 with looped=True. All float64 or all float32. The tensors are held, not copied. Any width
-    runs; `compile` needs width >= N.
+    query, key: (sets, heads, width, d_head); value: (sets, heads, width, width), the products W_V W_O; unembed:
+    (width, d_out); sets = layers, or 1 with looped=True. All float64 or all float32. The tensors are held, not copied.
+    Any width runs; `compile` needs width >= N.
     """
 
     kind = "frozen"
@@ -158,8 +158,10 @@ class RandomMachine(FrozenMachine):
 
         def draw(*shape: int) -> Tensor:
             if self.distribution == "uniform":
-                return (torch.rand(shape, generator=generator, dtype=torch.float64) * 2 - 1) * width**-0.5
-            return torch.randn(shape, generator=generator, dtype=torch.float64) * width**-0.5
+                unit = torch.rand(shape, generator=generator, dtype=torch.float64) * 2 - 1
+            else:
+                unit = torch.randn(shape, generator=generator, dtype=torch.float64)
+            return unit.mul_(width**-0.5)
 
         query = torch.empty(sets, spec.heads, width, spec.d_head, dtype=dtype)
         key, value = torch.empty_like(query), torch.empty(sets, spec.heads, width, width, dtype=dtype)

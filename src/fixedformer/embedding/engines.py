@@ -1,8 +1,8 @@
 """Two evaluations of a machine. `run_dense` is the definition; `run_paths` never forms an m-wide state.
 
 With P_p = A^{l,h_l} .. A^{1,h_1} X the state of the machine after l layers is sum_p P_p (E R_V^p), so all that the
-machine ever shows of E are its read-outs (tree.py). Path space carries P (tokens x d_in per path) and multiplies it with
-them: queries and keys of a layer are one product, and m has left the cost. docs/theory/embedding.md, section 5.
+machine ever shows of E are its read-outs (tree.py). Path space carries P (tokens x d_in per path) and multiplies it
+with them: queries and keys of a layer are one product, and m has left the cost. docs/theory/embedding.md, section 5.
 """
 
 from collections.abc import Callable
@@ -90,7 +90,7 @@ class PathWeights:
 def run_paths(spec: TargetSpec, weights: PathWeights, X: Tensor, mask: Mask = None, watch: Watch = None) -> Tensor:
     """The same function as `run_dense`, from the read-outs alone. X comes from `as_input`.
 
-    The last layer goes the other way round (values first, then attention): d_out columns a head instead of B^{L-1} d_in.
+    The last layer goes the other way round (values first, then attention): d_out columns a head, not B^{L-1} d_in.
     """
     leaves = weights.leaves
     d_in = leaves.shape[1] // (spec.heads + spec.residual) ** (spec.layers - 1)
@@ -119,4 +119,5 @@ def _extend(paths: Tensor, attention: Tensor, d_in: int, residual: bool) -> Tens
     parts = moved.movedim(-3, -2).unflatten(-1, (-1, d_in))  # (..., tokens, heads, B^t, d_in)
     if residual:
         parts = torch.cat([paths.unflatten(-1, (-1, d_in)).unsqueeze(-3), parts], dim=-3)
-    return parts.transpose(-3, -2).flatten(-3)
+    extended: Tensor = parts.transpose(-3, -2).flatten(-3)
+    return extended

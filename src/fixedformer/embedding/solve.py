@@ -37,7 +37,7 @@ class Factorisation:
 
     def shortest(self, right: Tensor) -> Tensor:
         """The E of least norm with E R_all = right (rows, N): right D T^-1 Q^T."""
-        inner = torch.linalg.solve_triangular(self.triangle, right * self.scale, upper=True, left=False)
+        inner: Tensor = torch.linalg.solve_triangular(self.triangle, right * self.scale, upper=True, left=False)
         return inner @ self.basis.mT
 
 

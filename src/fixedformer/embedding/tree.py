@@ -6,7 +6,7 @@ hold the whole value path. See docs/theory/embedding.md, sections 2 and 3.
 
 Columns lie depth first: a node's own, then its children's subtrees in order. So every subtree is one slice, and the
 columns come in the order of the backward recursion
-    C_L = unembed,   C_{l-1} = [ queries of layer l | keys of layer l | (C_l if residual) | M^{l,h} C_l for each head h ].
+    C_L = unembed,   C_{l-1} = [ queries of layer l | keys of layer l | (C_l if residual) | M^{l,h} C_l, every head h ].
 """
 
 from dataclasses import dataclass
