@@ -1,4 +1,4 @@
-"""Train the target that ships with the package: parenthesis balancing, attention only, 4 heads, 2 layers, head width 24.
+"""Train the target that ships with the package: parenthesis balancing, attention only, 4 heads, 2 layers, d_head 24.
 
     python tools/train_demo_target.py [--steps 6000] [--seed 0] [--out src/fixedformer/data/dyck.safetensors]
 

@@ -21,11 +21,27 @@ _HOME = {
     "Target": "target",
     "Card": "target",
     "one_hot": "inputs",
+    "save_target": "files",
+    "load_target": "files",
+    "SparseMachine": "embedding.sparse",
+    "RandomMachine": "embedding.dense",
+    "FrozenMachine": "embedding.dense",
+    "Program": "embedding.program",
+    "save_program": "embedding.files",
+    "load_program": "embedding.files",
+    "build_machine": "embedding.files",
+    "widths": "embedding.widths",
 }
 
 if TYPE_CHECKING:
     from fixedformer.certificate import Certificate, Check
+    from fixedformer.embedding.dense import FrozenMachine, RandomMachine
+    from fixedformer.embedding.files import build_machine, load_program, save_program
+    from fixedformer.embedding.program import Program
+    from fixedformer.embedding.sparse import SparseMachine
+    from fixedformer.embedding.widths import widths
     from fixedformer.errors import CapacityError, CertificateError, FixedformerError, SpecError, StorageError
+    from fixedformer.files import load_target, save_target
     from fixedformer.inputs import one_hot
     from fixedformer.target import Card, Target, TargetSpec
 
@@ -36,11 +52,21 @@ __all__ = [
     "CertificateError",
     "Check",
     "FixedformerError",
+    "FrozenMachine",
+    "Program",
+    "RandomMachine",
+    "SparseMachine",
     "SpecError",
     "StorageError",
     "Target",
     "TargetSpec",
+    "build_machine",
+    "load_program",
+    "load_target",
     "one_hot",
+    "save_program",
+    "save_target",
+    "widths",
 ]
 
 

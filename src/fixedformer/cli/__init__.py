@@ -20,7 +20,7 @@ app = App(
 )
 # name, function, one line of help (kept here so that listing the commands imports none of them)
 COMMANDS = [
-    ("demo", "embedding:demo", "The main job on a real, trained target: compile, run, certify, with a table."),
+    ("demo", "demo:demo", "The main job on a real, trained target: compile, run, certify, with a table."),
     ("compile", "embedding:compile_", "Turn a target into the program of a fixed machine."),
     ("run", "embedding:run", "Run a program on an input file."),
     ("certify", "embedding:certify", "Check a program against its target; exit status 0 holds, 1 does not hold."),

@@ -1,1 +1,1 @@
-"""Seeded data generators, each with a plain-Python solver and the trivial rules that an accuracy should be read beside."""
+"""Seeded data generators, each with a plain-Python solver and the trivial rules to read an accuracy beside."""

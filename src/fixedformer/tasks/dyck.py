@@ -2,15 +2,15 @@
 
 A string of up to 2 * pairs parentheses, "?", the answer, padding. With probability 1/3 the string is random, of length
 1..2*pairs; else balanced, with 1..pairs pairs, grown by wrapping or splitting (half each). Then, maybe, mutations: a
-mask in {0..3} says whether places are swapped and whether parentheses are flipped, each a geometric(1/2) number of times;
-in the balanced branch the mask is cleared with probability 1/2. About 52% of strings end up balanced.
+mask in {0..3} says whether places are swapped and whether parentheses are flipped, each a geometric(1/2) number of
+times (1, 2, ..); in the balanced branch the mask is cleared with probability 1/2. About half of the strings are balanced.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from fixedformer.tasks.task import Examples, Ids
+from fixedformer.tasks.task import Examples, Flags, Ids
 
 PAD, OPEN, CLOSE, QUERY = range(4)
 
@@ -44,7 +44,7 @@ class Dyck:
         return Examples(whole[:, :-1], whole[:, 1:], scored)
 
     def solve(self, inputs: list[int]) -> list[int]:
-        depth, answer, labels = 0, True, list(inputs[1:]) + [PAD]
+        depth, answer, labels = 0, True, [*inputs[1:], PAD]
         for place, token in enumerate(inputs):
             if token == QUERY:
                 labels[place] = CLOSE if answer and depth == 0 else OPEN
@@ -123,7 +123,8 @@ def _flip(strings: Ids, lengths: Ids, times: Ids, generator: np.random.Generator
         times[rows] -= 1
 
 
-def _balanced(strings: Ids, lengths: Ids) -> np.ndarray:
+def _balanced(strings: Ids, lengths: Ids) -> Flags:
     inside = np.arange(strings.shape[1]) < lengths[:, None]
     depth = np.where(inside, np.where(strings == OPEN, 1, -1), 0).cumsum(1)
-    return (depth.min(1) >= 0) & (depth[:, -1] == 0)
+    balanced: Flags = (depth.min(1) >= 0) & (depth[:, -1] == 0)
+    return balanced

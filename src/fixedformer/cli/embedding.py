@@ -1,0 +1,139 @@
+"""compile, run, certify: the three verbs of the embedding family on files."""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+from torch import Tensor
+
+import fixedformer as ff
+from fixedformer import storage
+from fixedformer.capacity import readable
+from fixedformer.cli.data import read_input, write_output
+from fixedformer.embedding.files import build_machine, load_program, save_program
+from fixedformer.embedding.machine import Machine
+from fixedformer.files import load_target
+
+MaskName = Literal["none", "causal"]
+Out = Annotated[Path, Parameter(name=["--out", "-o"])]
+
+
+def compile_(
+    target: Path,
+    *,
+    out: Out,
+    machine: Literal["sparse", "random"] = "sparse",
+    looped: bool = False,
+    width: int | None = None,
+    seed: int = 0,
+    distribution: Literal["uniform", "gaussian", "orthogonal"] = "uniform",
+) -> int:
+    """Turn TARGET into the program (input embedding) of a fixed machine, and say what it took.
+
+    Parameters
+    ----------
+    target: a target file (fixedformer.save_target).
+    out: where the program goes.
+    machine: sparse ({0,1} weights) or random (drawn once from the seed).
+    looped: one set of machine weights for all layers.
+    width: width of the machine; the smallest that serves when left out.
+    seed: seed of the random machine.
+    distribution: how the random machine is drawn.
+    """
+    source = load_target(target)
+    built: Machine
+    if machine == "sparse":
+        built = ff.SparseMachine(source.spec, looped=looped, width=width)
+    else:
+        built = ff.RandomMachine(source.spec, seed, width, looped, distribution, source.dtype)
+    _note(f"compiling onto {built!r}")
+    program = built.compile(source)
+    save_program(program, out)
+    report = program.report
+    print(f"program      {out}")
+    print(f"machine      {built!r}, fingerprint {program.machine_fingerprint[:16]}")
+    print(
+        f"embedding    {source.spec.d_in} x {report.width}, {readable(report.bytes)}, largest entry {report.norm:.3g}"
+    )
+    print(f"condition    {report.condition:.3g}")
+    print(f"residual     {report.residual:.1e} of |E| |R_all|, entry by entry")
+    print(f"seconds      {report.seconds:.2f}")
+    return 0
+
+
+def run(
+    program: Path,
+    input_: Annotated[Path, Parameter(name="INPUT")],
+    *,
+    out: Out,
+    mask: MaskName | None = None,
+    engine: Literal["auto", "dense", "path"] = "auto",
+) -> int:
+    """Run PROGRAM on INPUT and write the outputs.
+
+    Parameters
+    ----------
+    program: a program file.
+    input_: .npy or .safetensors (token ids or vectors), or .txt with one token sequence a line where the program has a
+        vocabulary (single-character tokens need no spaces).
+    out: .npy or .safetensors for outputs (tokens, d_out); .txt for the likeliest token at every place.
+    mask: none or causal; the mask the target was trained with when left out.
+    engine: auto counts the cost and takes the cheaper; dense is the definition; path the fast evaluation.
+    """
+    loaded = load_program(program)
+    built = build_machine(loaded.spec, loaded.machine)
+    chosen = _mask(mask, loaded.card)
+    named = read_input(input_, loaded.card.vocabulary)
+    outputs: dict[str, Tensor] = {name: built.run(loaded, X, chosen, engine) for name, X in named.items()}
+    write_output(out, outputs, loaded.card.vocabulary)
+    _note(f"{len(outputs)} input{'s' if len(outputs) > 1 else ''}, mask {chosen or 'none'}")
+    print(out)
+    return 0
+
+
+def certify(
+    program: Path,
+    target: Path,
+    *,
+    input_: Annotated[Path | None, Parameter(name="--input")] = None,
+    mask: MaskName | None = None,
+    seed: int = 0,
+    tolerance: float | None = None,
+    json: Path | None = None,
+) -> int:
+    """Check PROGRAM against TARGET. Exit status 0: the certificate holds; 1: it does not; 2: bad usage or file.
+
+    Parameters
+    ----------
+    program: a program file.
+    target: the target file that it should compute.
+    input_: inputs to measure on (as for run); sampled from the seed when left out.
+    mask: none or causal; the mask the target was trained with when left out.
+    seed: seed of the sampled inputs.
+    tolerance: replaces the derived bound of the sampled checks.
+    json: also write the certificate here as JSON.
+    """
+    loaded, source = load_program(program), load_target(target)
+    built = build_machine(loaded.spec, loaded.machine)
+    inputs = None
+    if input_ is not None:
+        named = list(read_input(input_, source.card.vocabulary).values())
+        if len(named) != 1:
+            raise ff.SpecError(
+                f"{input_}: certify takes one array of inputs (sequences of one length), got {len(named)}"
+            )
+        inputs = named[0]
+    certificate = built.certify(loaded, source, inputs, _mask(mask, source.card), seed, tolerance)
+    print(certificate)
+    if json is not None:
+        storage.write_atomic(json, certificate.to_json().encode())
+    return 0 if certificate.holds else 1
+
+
+def _mask(mask: MaskName | None, card: ff.Card) -> Literal["causal"] | None:
+    return card.mask if mask is None else "causal" if mask == "causal" else None
+
+
+def _note(message: str) -> None:
+    print(message, file=sys.stderr)

@@ -1,0 +1,30 @@
+"""info: what a file of ours holds, from its header alone."""
+
+import json as jsonlib
+from pathlib import Path
+
+from fixedformer.capacity import readable
+from fixedformer.storage import read_header
+
+
+def info(file: Path, *, json: bool = False) -> int:
+    """Say what FILE holds: kind, spec, widths, bytes, fingerprints. Reads the header only.
+
+    Parameters
+    ----------
+    file: any file that fixedformer wrote.
+    json: print the header as JSON.
+    """
+    header = read_header(file)
+    size = file.stat().st_size
+    if json:
+        tensors = {name: {"shape": shape, "dtype": header.dtypes[name]} for name, shape in header.shapes.items()}
+        print(jsonlib.dumps({"kind": header.kind, "bytes": size, "tensors": tensors} | header.body, indent=2))
+        return 0
+    print(f"{file}: {header.kind}, {readable(size)}, digest {header.digest[:16]}")
+    for name, value in header.body.items():
+        text = ", ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else value
+        print(f"  {name:<20} {text}")
+    for name, shape in header.shapes.items():
+        print(f"  {name:<20} {header.dtypes[name]} {' x '.join(map(str, shape))}")
+    return 0

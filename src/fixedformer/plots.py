@@ -1,0 +1,46 @@
+"""Records -> figures, as PNG bytes. matplotlib is imported when a figure is drawn, and no display is needed."""
+
+import io
+from typing import TYPE_CHECKING
+
+from fixedformer.experiments.demo import Demo
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def attention_picture(demo: Demo) -> bytes:
+    """Attention of the target, of each machine, and how far they differ, for one string, every layer and head."""
+    from matplotlib.figure import Figure
+
+    target, X = demo.target, demo.example
+    spec, mask = target.spec, target.card.mask
+    truth = target.attention(X, mask)  # (layers, heads, tokens, tokens)
+    text = "".join(target.card.vocabulary[i] for i in X.tolist()) if target.card.vocabulary else ""
+    panels = [("target", truth, "viridis", 1.0)]
+    for of in demo.compiled:
+        seen = of.machine.attention(of.program, X, mask)
+        gap = (seen - truth).abs()
+        panels.append((f"{of.name} machine", seen, "viridis", 1.0))
+        panels.append((f"|difference|, {of.name}\nat most {float(gap.max()):.1e}", gap, "magma", 1e-13))
+    columns = spec.layers * spec.heads
+    figure = Figure(figsize=(1.35 * columns + 1.6, 1.45 * len(panels) + 0.9), layout="constrained")
+    axes = figure.subplots(len(panels), columns, squeeze=False)
+    for row, (name, values, colours, top) in zip(axes, panels):
+        for place, axis in enumerate(row):
+            layer, head = divmod(place, spec.heads)
+            image = axis.imshow(values[layer, head].numpy(), cmap=colours, vmin=0, vmax=top)
+            axis.set_xticks([])
+            axis.set_yticks([])
+            if row is axes[0]:
+                axis.set_title(f"layer {layer + 1}, head {head + 1}", fontsize=8)
+        row[0].set_ylabel(name, fontsize=8)
+        figure.colorbar(image, ax=row.tolist(), shrink=0.85, pad=0.01).ax.tick_params(labelsize=6)
+    figure.suptitle(f"Who looks at whom in  {text}  (rows: looking, columns: looked at)", fontsize=9)
+    return _png(figure)
+
+
+def _png(figure: "Figure") -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=130)
+    return buffer.getvalue()
