@@ -1,6 +1,6 @@
 """What a program's certificate measures, and where each bound comes from.
 
-1. Read-outs. Every column of E R_all = W_all, each path multiplied out one by one with products of about 100 bits, by
+1. Read-outs. Every column of E R_all = W_all, each path multiplied out one by one with products of twenty digits, by
    code that shares nothing with the compiler's (depth first here, breadth first and backwards there). Measured: the
    largest |E R_all - W_all| / (|E| |R_all|), entry by entry. Bound: two roundings of E. Rounding the exact E once costs
    one; an entry of E changed by a relative x moves it to x / width or more. All columns are checked, and they decide

@@ -92,7 +92,7 @@ class Machine(ABC):
     def compile(self, target: Target) -> Program:
         """The program that makes this machine compute `target`: E with E R_all = W_all (theorems 3.1 and 3.3).
 
-        Works in float64 with products of about 100 bits, and rounds once, to the program's precision. Raises SpecError
+        Works in float64 with products of twenty digits, and rounds once, to the program's precision. Raises SpecError
         where the target's spec is not this machine's, CapacityError where the machine is too narrow (both numbers), its
         draw is rank-deficient, or memory would not do.
         """
@@ -139,7 +139,7 @@ class Machine(ABC):
     ) -> Certificate:
         """Measure this machine under `program` against `target`.
 
-        First every column of E R_all = W_all, with about 100 bits: this covers all inputs, lengths and masks. Then the
+        First every column of E R_all = W_all, with twenty digits: this covers all inputs, lengths and masks. Then the
         attention matrices of every layer and head and the outputs, by both engines, on `inputs` (or on inputs sampled
         with `seed`). tolerance: replaces the derived bound of the sampled checks (absolute for attention, relative to
         the largest output for outputs). See certify.py for where each bound comes from.

@@ -57,7 +57,7 @@ def apply_plainly(chain: Chain, x: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def apply_accurately(chain: Chain, x: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The same with about 100 bits; x is the two parts of a `Pair`."""
+    """The same with twenty digits; x is the two parts of a `Pair`."""
     hi, lo = x
     for factor in chain:
         if isinstance(factor, IndexMap):

@@ -55,7 +55,7 @@ class TargetStack:
 
 
 def readouts(stack: Stack, start: Tensor, tree: PathTree, apply: Apply = apply_accurately) -> tuple[Tensor, ...]:
-    """All read-outs (rows, N) from `start` (rows, state), depth by depth: a pair hi, lo by default (about 100 bits).
+    """All read-outs (rows, N) from `start` (rows, state), depth by depth: a pair hi, lo by default (twenty digits).
 
     With `apply=apply_plainly` one tensor in ordinary arithmetic. Memory: B^L rows of the stack's state.
     """

@@ -94,7 +94,7 @@ def condition_number(triangle: Tensor, block: int = 8, rounds: int = 12) -> floa
 
 
 def solve(stack: Stack, found: Factorisation, wanted: Pair, tree: PathTree, dtype: torch.dtype) -> Solution:
-    """The shortest E in `dtype`, improved with residuals of about 100 bits until only rounding E is left."""
+    """The shortest E in `dtype`, improved with residuals of twenty digits until only rounding E is left."""
     exact = found.shortest(wanted.hi)
     for _ in range(ROUNDS):
         embedding = exact.to(dtype)

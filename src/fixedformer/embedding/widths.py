@@ -8,9 +8,12 @@ from fixedformer.target import TargetSpec
 
 @dataclass(frozen=True)
 class Widths:
-    """minimal: width of the narrowest machine here (N); sparse, random and looped alike. paper: the paper's m-bar, which
-    is wider for one head; None for residual attention, where the paper gives an order only. embedding_bytes: E at the
-    minimal width in float64. paths: leaves of the path tree."""
+    """What `widths` answers.
+
+    minimal: width of the narrowest machine here (N); sparse, random and looped alike. paper: the paper's m-bar, wider
+    for one head; None for residual attention, where the paper gives an order only. embedding_bytes: E at the minimal
+    width in float64. paths: leaves of the path tree.
+    """
 
     minimal: int
     paper: int | None

@@ -3,7 +3,7 @@
 A string of up to 2 * pairs parentheses, "?", the answer, padding. With probability 1/3 the string is random, of length
 1..2*pairs; else balanced, with 1..pairs pairs, grown by wrapping or splitting (half each). Then, maybe, mutations: a
 mask in {0..3} says whether places are swapped and whether parentheses are flipped, each a geometric(1/2) number of
-times (1, 2, ..); in the balanced branch the mask is cleared with probability 1/2. About half of the strings are balanced.
+times (1, 2, ..); in the balanced branch the mask is cleared with probability 1/2. About half of all are balanced.
 """
 
 from dataclasses import dataclass
