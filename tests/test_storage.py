@@ -170,7 +170,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch)
 
 
 def test_kill_in_the_middle_leaves_a_whole_file(tmp_path):
-    """A writer that rewrites the same file for ever is killed at ten moments: what is there is always whole."""
+    """A writer that rewrites the same file for ever is killed at four moments: what is there is always whole."""
     path = tmp_path / "t.safetensors"
     code = (
         "import sys, torch, fixedformer as ff\n"

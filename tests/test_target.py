@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fixedformer as ff
-from fixedformer.attention import hardmax_weights, rotate
+from fixedformer.attention import attention_weights, hardmax_weights, rotate, softmax_weights
 from fixedformer.target import weight_shapes
 
 
@@ -75,6 +75,19 @@ def test_rotary_scores_depend_on_distance_only(generator):
         diagonal = torch.diagonal(scores, shift)
         assert torch.allclose(diagonal, diagonal[0].expand_as(diagonal), rtol=0, atol=1e-12)
     assert not torch.allclose(torch.diagonal(scores, 1)[0], torch.diagonal(scores, 2)[0])
+
+
+def test_attention_in_one_buffer_is_softmax_of_the_scores(generator):
+    q, k = torch.randn(2, 3, 7, 4, generator=generator, dtype=torch.float64)
+    mask = torch.ones(7, 7, dtype=torch.bool).tril()
+    want = softmax_weights(q @ k.mT, mask)
+    assert torch.equal(attention_weights(q, k, mask), want)
+    assert torch.equal(want, torch.softmax((q @ k.mT).masked_fill(~mask, -torch.inf), -1))
+    q.requires_grad_()
+    attention_weights(q, k, mask).square().sum().backward()
+    slow = q.detach().clone().requires_grad_()
+    softmax_weights(slow @ k.mT, mask).square().sum().backward()
+    assert torch.allclose(q.grad, slow.grad, rtol=0, atol=1e-15)
 
 
 def test_hardmax_averages_ties():

@@ -45,6 +45,20 @@ def softmax_weights(scores: Tensor, mask: Tensor | None = None) -> Tensor:
     return torch.softmax(scores, dim=-1)
 
 
+def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None = None) -> Tensor:
+    """softmax(query key^T) with masked entries exactly 0: `softmax_weights` of the scores, in one buffer.
+
+    query (..., queries, d), key (..., keys, d) -> (..., queries, keys). The tokens x tokens scores are what attention
+    holds in memory; they are masked, and where no gradient is wanted also normalised, in place.
+    """
+    scores = query @ key.mT
+    if mask is not None:
+        scores.masked_fill_(~mask, -torch.inf)  # the product's gradient does not need its value
+    if scores.requires_grad:
+        return torch.softmax(scores, dim=-1)
+    return torch.softmax(scores, dim=-1, out=scores)
+
+
 def hardmax_weights(scores: Tensor, mask: Tensor | None = None) -> Tensor:
     """Average-hard attention: equal weight on every key whose score is the row's maximum, 0 elsewhere.
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fixedformer.attention import Mask, resolve_mask, rotate, softmax_weights
+from fixedformer.attention import Mask, attention_weights, resolve_mask, rotate
 from fixedformer.errors import SpecError
 from fixedformer.inputs import as_input, embed_rows, finite
 
@@ -125,7 +125,7 @@ def forward(
         query, key = heads_in @ weights.query[layer], heads_in @ weights.key[layer]  # (..., heads, tokens, d_head)
         if spec.positions == "rotary":
             query, key = rotate(query, spec.rotary_base), rotate(key, spec.rotary_base)
-        attention = softmax_weights(query @ key.mT, allowed)
+        attention = attention_weights(query, key, allowed)
         if watch is not None:
             watch(attention)
         update = (attention @ (heads_in @ weights.value[layer]) @ weights.output[layer]).sum(-3)

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fixedformer.attention import Mask, resolve_mask, rotate, softmax_weights
+from fixedformer.attention import Mask, attention_weights, resolve_mask, rotate, softmax_weights
 from fixedformer.embedding.tree import PathTree
 from fixedformer.inputs import embed_rows, one_hot_rows
 from fixedformer.target import TargetSpec
@@ -67,7 +67,7 @@ def run_dense(machine: DenseWeights, embedding: Tensor, X: Tensor, mask: Mask = 
 class PathWeights:
     """Read-outs arranged for multiplication.
 
-    inner[t]: (B^t d_in, 2Hd), all queries and keys of layer t + 1. leaves: (B, B^{L-1} d_in, d_out), by last branch.
+    inner[t]: (B^t d_in, 2Hd), all queries and keys of layer t + 1. leaves: (B^{L-1} d_in, B, d_out), by last branch.
     """
 
     inner: tuple[Tensor, ...]
@@ -84,7 +84,7 @@ class PathWeights:
 
         inner = tuple(block(depth).flatten(0, 1).contiguous() for depth in range(tree.layers))
         last = block(tree.layers).reshape(-1, tree.branching, d_in, tree.d_out)
-        return cls(inner, last.transpose(0, 1).flatten(1, 2).contiguous())
+        return cls(inner, last.transpose(1, 2).flatten(0, 1).contiguous())
 
 
 def run_paths(spec: TargetSpec, weights: PathWeights, X: Tensor, mask: Mask = None, watch: Watch = None) -> Tensor:
@@ -93,7 +93,7 @@ def run_paths(spec: TargetSpec, weights: PathWeights, X: Tensor, mask: Mask = No
     The last layer goes the other way round (values first, then attention): d_out columns a head, not B^{L-1} d_in.
     """
     leaves = weights.leaves
-    d_in = leaves.shape[1] // (spec.heads + spec.residual) ** (spec.layers - 1)
+    d_in = leaves.shape[0] // (spec.heads + spec.residual) ** (spec.layers - 1)
     paths = one_hot_rows(X, d_in, leaves.dtype)  # (..., tokens, B^t d_in), B^0 to start with
     tokens = paths.shape[-2]
     allowed = resolve_mask(mask, tokens, paths.device)
@@ -102,20 +102,27 @@ def run_paths(spec: TargetSpec, weights: PathWeights, X: Tensor, mask: Mask = No
         query, key = both.unflatten(-1, (2, spec.heads, spec.d_head)).movedim((-3, -2), (0, -3))
         if spec.positions == "rotary":
             query, key = rotate(query, spec.rotary_base), rotate(key, spec.rotary_base)
-        attention = softmax_weights(query @ key.mT, allowed)  # (..., heads, tokens, tokens)
+        attention = attention_weights(query, key, allowed)  # (..., heads, tokens, tokens)
+        del both, query, key  # what is carried on must not wait beside what is no longer needed
         if watch is not None:
             watch(attention)
         if layer == spec.layers - 1:
-            values = paths.unsqueeze(-3) @ leaves[1 if spec.residual else 0 :]  # (..., heads, tokens, d_out)
-            out = (attention @ values).sum(-3)
-            return out + paths @ leaves[0] if spec.residual else out
-        paths = _extend(paths, attention, d_in, spec.residual)
+            values = (paths @ leaves.flatten(1)).unflatten(-1, leaves.shape[1:])  # (..., tokens, B, d_out)
+            heads = values[..., 1 if spec.residual else 0 :, :].movedim(-2, -3)  # (..., heads, tokens, d_out)
+            out = (attention @ heads).sum(-3)
+            return out + values[..., 0, :] if spec.residual else out
+        # One product for all heads: (..., heads * tokens, tokens) times paths, with no copy of paths for each head.
+        moved = (attention.flatten(-3, -2) @ paths).unflatten(-2, attention.shape[-3:-1])
+        del attention
+        paths = _extend(paths, moved, d_in, spec.residual)
     raise AssertionError("a spec has at least one layer")
 
 
-def _extend(paths: Tensor, attention: Tensor, d_in: int, residual: bool) -> Tensor:
-    """P (..., tokens, B^t d_in) -> P of the next layer (..., tokens, B^{t+1} d_in): path p, then branch, then input."""
-    moved = attention @ paths.unsqueeze(-3)  # (..., heads, tokens, B^t d_in)
+def _extend(paths: Tensor, moved: Tensor, d_in: int, residual: bool) -> Tensor:
+    """P (..., tokens, B^t d_in), A^h P (..., heads, tokens, B^t d_in) -> next P (..., tokens, B^{t+1} d_in).
+
+    Its last axis runs over path, then branch, then input.
+    """
     parts = moved.movedim(-3, -2).unflatten(-1, (-1, d_in))  # (..., tokens, heads, B^t, d_in)
     if residual:
         parts = torch.cat([paths.unflatten(-1, (-1, d_in)).unsqueeze(-3), parts], dim=-3)
