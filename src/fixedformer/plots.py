@@ -17,22 +17,23 @@ def attention_picture(demo: Demo) -> bytes:
     spec, mask = target.spec, target.card.mask
     truth = target.attention(X, mask)  # (layers, heads, tokens, tokens)
     text = "".join(target.card.vocabulary[i] for i in X.tolist()) if target.card.vocabulary else ""
-    panels = [("target", truth, "viridis", 1.0)]
+    panels = [("target", truth, "viridis", (0.0, 1.0))]
     for of in demo.compiled:
         seen = of.machine.attention(of.program, X, mask)
         gap = (seen - truth).abs()
-        panels.append((f"{of.name} machine", seen, "viridis", 1.0))
-        panels.append((f"|difference|, {of.name}\nat most {float(gap.max()):.1e}", gap, "magma", 1e-13))
+        digits = gap.clamp_min(1e-18).log10()
+        panels.append((f"{of.name} machine", seen, "viridis", (0.0, 1.0)))
+        panels.append((f"log10 |difference|\nat most {float(gap.max()):.1e}", digits, "magma", (-18.0, -10.0)))
     columns = spec.layers * spec.heads
     figure = Figure(figsize=(1.35 * columns + 1.6, 1.45 * len(panels) + 0.9), layout="constrained")
     axes = figure.subplots(len(panels), columns, squeeze=False)
-    for row, (name, values, colours, top) in zip(axes, panels):
+    for number, (row, (name, values, colours, (low, high))) in enumerate(zip(axes, panels)):
         for place, axis in enumerate(row):
             layer, head = divmod(place, spec.heads)
-            image = axis.imshow(values[layer, head].numpy(), cmap=colours, vmin=0, vmax=top)
+            image = axis.imshow(values[layer, head].numpy(), cmap=colours, vmin=low, vmax=high)
             axis.set_xticks([])
             axis.set_yticks([])
-            if row is axes[0]:
+            if number == 0:
                 axis.set_title(f"layer {layer + 1}, head {head + 1}", fontsize=8)
         row[0].set_ylabel(name, fontsize=8)
         figure.colorbar(image, ax=row.tolist(), shrink=0.85, pad=0.01).ax.tick_params(labelsize=6)

@@ -136,4 +136,4 @@ def _mask(mask: MaskName | None, card: ff.Card) -> Literal["causal"] | None:
 
 
 def _note(message: str) -> None:
-    print(message, file=sys.stderr)
+    print(f".. {message}", file=sys.stderr)

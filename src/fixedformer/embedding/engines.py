@@ -109,8 +109,10 @@ def run_paths(spec: TargetSpec, weights: PathWeights, X: Tensor, mask: Mask = No
         if layer == spec.layers - 1:
             values = (paths @ leaves.flatten(1)).unflatten(-1, leaves.shape[1:])  # (..., tokens, B, d_out)
             heads = values[..., 1 if spec.residual else 0 :, :].movedim(-2, -3)  # (..., heads, tokens, d_out)
-            out = (attention @ heads).sum(-3)
-            return out + values[..., 0, :] if spec.residual else out
+            out: Tensor = (attention @ heads).sum(-3)
+            if spec.residual:
+                out = out + values[..., 0, :]
+            return out
         # One product for all heads: (..., heads * tokens, tokens) times paths, with no copy of paths for each head.
         moved = (attention.flatten(-3, -2) @ paths).unflatten(-2, attention.shape[-3:-1])
         del attention
