@@ -49,7 +49,7 @@ def test_any_single_entry_changed_by_a_millionth_fails(kind, seed):
         bent = program.embedding.clone()
         bent[row, column] *= 1 + 1e-6
         shown = Pair(*readouts(machine, bent, machine.tree))
-        ratio = wanted.minus(shown).abs() / machine.readout_scale(bent)
+        ratio = wanted.minus(shown).abs() / machine.readout_scale(replaced(program, bent))
         assert float(ratio.max()) > 2.0**-52
     # and the certificate itself says so, for the last of them
     certificate = machine.certify(replaced(program, bent), target)

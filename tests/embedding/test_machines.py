@@ -115,6 +115,35 @@ def test_engines_agree_for_programs_that_nothing_compiled(kind, generator):
     assert relative(machine.run(program, X, "causal", "path"), changed) <= 1e-12
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_trained_unembedding_replaces_the_machines(kind, generator, tmp_path):
+    machine, target = build(kind, SMALL), ff.Target.random(SMALL)
+    program = machine.compile(target)
+    program.unembedding = torch.randn(machine.width, 3, dtype=torch.float64, generator=generator)
+    X = torch.randint(3, (2, 6), generator=generator)
+    dense = machine.run(program, X, "causal", "dense")
+    assert relative(machine.run(program, X, "causal", "path"), dense) <= 1e-12
+    assert relative(dense, target(X, "causal")) > 1e-3
+    assert torch.allclose(machine.attention(program, X), target.attention(X), rtol=0, atol=1e-10)
+    certificate = machine.certify(program, target)
+    assert [check.holds for check in certificate.checks] == [False, True, False, True, False]
+    ff.save_program(program, tmp_path / "p")
+    assert torch.equal(ff.load_program(tmp_path / "p").unembedding, program.unembedding)
+    program.unembedding = program.unembedding.T
+    with pytest.raises(ff.SpecError, match="the unembedding must be"):
+        machine.run(program, X)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_moving_changes_nothing(kind):
+    machine, target = build(kind, SMALL), ff.Target.random(SMALL)
+    program = machine.compile(target)
+    moved = machine.to("cpu")
+    assert moved.fingerprint() == machine.fingerprint()
+    X = torch.tensor([0, 1, 2])
+    assert torch.equal(moved.run(program.to("cpu"), X), machine.run(program, X))
+
+
 @pytest.mark.parametrize("residual", [False, True])
 def test_perturbing_any_block_moves_both_engines_alike(residual):
     spec = ff.TargetSpec(heads=2, layers=2, d_in=3, d_head=2, residual=residual)

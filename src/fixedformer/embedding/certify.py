@@ -86,13 +86,13 @@ class Audit:
     def of(cls, machine: "Machine", program: "Program", target: Target) -> "Audit":
         spec = machine.spec
         shape = (spec.layers, spec.heads, spec.residual)
-        shown = path_by_path(machine, program.embedding, *shape)
+        shown = path_by_path(machine.stack(program), program.embedding, *shape)
         wanted = path_by_path(TargetStack(target), target.weights.embed.to(torch.float64), *shape)
         blocks = [(want.hi, want.minus(show).abs()) for (_, show), (_, want) in zip(shown, wanted, strict=True)]
         return cls(
             torch.cat([want for want, _ in blocks], dim=1),
             torch.cat([error for _, error in blocks], dim=1),
-            machine.readout_scale(program.embedding),
+            machine.readout_scale(program),
         )
 
 

@@ -5,6 +5,7 @@ so E R_all = W_all has a solution for every target. `compile` takes the shortest
 """
 
 from collections.abc import Mapping
+from copy import copy
 from typing import Any, Literal
 
 import torch
@@ -13,9 +14,9 @@ from torch import Tensor
 from fixedformer.capacity import require_memory
 from fixedformer.embedding.accurate import Pair
 from fixedformer.embedding.machine import Machine
-from fixedformer.embedding.maps import Chain, apply_plainly
-from fixedformer.embedding.readouts import readouts
-from fixedformer.embedding.solve import Factorisation, Solution, factorise, solve
+from fixedformer.embedding.maps import Chain
+from fixedformer.embedding.program import Program
+from fixedformer.embedding.solve import Factorisation, Solution, all_columns, factorise, solve
 from fixedformer.errors import CapacityError, SpecError
 from fixedformer.inputs import finite
 from fixedformer.target import FLOATS, Target, TargetSpec
@@ -87,12 +88,19 @@ class FrozenMachine(Machine):
         del target
         return self.dtype
 
-    def readout_scale(self, embedding: Tensor) -> Tensor:
-        return embedding.to(torch.float64).abs() @ self.factorisation().all_columns.abs()
+    def readout_scale(self, program: Program) -> Tensor:
+        """|E| |R_all|; with a trained unembedding, R_all ends in that one."""
+        if program.unembedding is None and self.width >= self.tree.count:
+            columns = self.factorisation().all_columns
+        else:
+            columns = all_columns(self.stack(program), self.tree)
+        return program.embedding.to(torch.float64).abs() @ columns.abs()
 
-    def _readouts(self, embedding: Tensor) -> Tensor:
-        (whole,) = readouts(self, embedding.to(torch.float64), self.tree, apply_plainly)
-        return whole.to(embedding.dtype)
+    def to(self, device: torch.device | str) -> "FrozenMachine":
+        moved = copy(self)
+        moved._fixed = {name: tensor.to(device) for name, tensor in self._fixed.items()}
+        moved._factorisation = None
+        return moved
 
     def _solve(self, wanted: Pair, dtype: torch.dtype) -> Solution:
         return solve(self, self.factorisation(), wanted, self.tree, dtype)

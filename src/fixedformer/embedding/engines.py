@@ -34,12 +34,20 @@ class DenseWeights(Protocol):
     def dense_unembed(self, dtype: torch.dtype) -> Tensor: ...
 
 
-def run_dense(machine: DenseWeights, embedding: Tensor, X: Tensor, mask: Mask = None, watch: Watch = None) -> Tensor:
+def run_dense(
+    machine: DenseWeights,
+    embedding: Tensor,
+    X: Tensor,
+    mask: Mask = None,
+    watch: Watch = None,
+    unembedding: Tensor | None = None,
+) -> Tensor:
     """The definition, literally: state (..., tokens, m), one m x m product a head and layer.
 
         A^{l,h} = softmax(X~ R_Q^{l,h} (X~ R_K^{l,h})^T),   X~ <- [X~ +] sum_h A^{l,h} X~ R_V^{l,h},   out = X~ U
 
-    X comes from `as_input`. `watch` is called with each layer's attention (..., heads, tokens, tokens).
+    X comes from `as_input`. `watch` is called with each layer's attention (..., heads, tokens, tokens). unembedding
+    replaces U.
     """
     spec, dtype = machine.spec, embedding.dtype
     state = embed_rows(X, embedding)
@@ -60,7 +68,7 @@ def run_dense(machine: DenseWeights, embedding: Tensor, X: Tensor, mask: Mask = 
         if watch is not None:
             watch(torch.stack(seen, dim=-3))
         state = state + update if spec.residual else update
-    return state @ machine.dense_unembed(dtype)
+    return state @ (machine.dense_unembed(dtype) if unembedding is None else unembedding)
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from fixedformer.target import TargetSpec
 
 
 def save_program(program: Program, path: PathLike) -> None:
-    """Write a program (E, spec, machine description and fingerprint, report, card) atomically."""
+    """Write a program (E, a trained U if there is one, spec, machine description, report, card) atomically."""
     body = {
         "spec": asdict(program.spec),
         "card": asdict(program.card),
@@ -25,7 +25,10 @@ def save_program(program: Program, path: PathLike) -> None:
         "machine_fingerprint": program.machine_fingerprint,
         "report": program.report.as_dict(),
     }
-    storage.write(path, "program", {"embedding": program.embedding}, body)
+    tensors = {"embedding": program.embedding}
+    if program.unembedding is not None:
+        tensors["unembedding"] = program.unembedding
+    storage.write(path, "program", tensors, body)
 
 
 def load_program(path: PathLike) -> Program:
@@ -35,22 +38,26 @@ def load_program(path: PathLike) -> Program:
         one_float_type(path, header)
         spec = storage.parse_body(path, lambda: read_spec(header.body["spec"]))
         width = storage.parse_body(path, lambda: int(header.body["machine"]["width"]))
-        return {"embedding": (spec.d_in, width)}
+        shapes: dict[str, tuple[int, ...]] = {"embedding": (spec.d_in, width)}
+        if "unembedding" in header.shapes:
+            shapes["unembedding"] = (width, spec.d_out)
+        return shapes
 
     header, tensors = storage.read(path, "program", expect)
-    embedding = tensors["embedding"]
-    if not torch.isfinite(embedding).all():
-        raise StorageError(f"{path}: the embedding holds NaN or infinity; compile it again")
+    for name, tensor in tensors.items():
+        if not torch.isfinite(tensor).all():
+            raise StorageError(f"{path}: the {name} holds NaN or infinity; compile or train it again")
     body = header.body
     return storage.parse_body(
         path,
         lambda: Program(
-            embedding,
+            tensors["embedding"],
             read_spec(body["spec"]),
             dict(body["machine"]),
             str(body["machine_fingerprint"]),
             CompileReport(**body["report"]),
             read_card(body["card"]),
+            tensors.get("unembedding"),
         ),
     )
 

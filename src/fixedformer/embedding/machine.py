@@ -12,9 +12,9 @@ from fixedformer.certificate import Certificate
 from fixedformer.embedding import certify as certifying
 from fixedformer.embedding.accurate import Pair
 from fixedformer.embedding.engines import PathWeights, Watch, run_dense, run_paths
-from fixedformer.embedding.maps import Chain, dense
+from fixedformer.embedding.maps import Chain, apply_plainly, dense
 from fixedformer.embedding.program import CompileReport, Program
-from fixedformer.embedding.readouts import TargetStack, readouts
+from fixedformer.embedding.readouts import OtherExit, Stack, TargetStack, readouts
 from fixedformer.embedding.solve import Solution
 from fixedformer.embedding.tree import PathTree
 from fixedformer.errors import SpecError
@@ -76,16 +76,26 @@ class Machine(ABC):
         """Precision of the programs that `compile` makes."""
 
     @abstractmethod
-    def readout_scale(self, embedding: Tensor) -> Tensor:
+    def readout_scale(self, program: Program) -> Tensor:
         """|E| |R_all| (d_in, N) in float64: what one rounding of every entry of E can do to each read-out."""
+
+    @abstractmethod
+    def to(self, device: torch.device | str) -> "Machine":
+        """The same machine in another place."""
 
     @abstractmethod
     def _solve(self, wanted: Pair, dtype: torch.dtype) -> Solution:
         """E in `dtype` with E R_all = wanted."""
 
-    @abstractmethod
-    def _readouts(self, embedding: Tensor) -> Tensor:
-        """E R_all (d_in, N) in the embedding's precision."""
+    def readouts(self, program: Program) -> Tensor:
+        """E R_all (d_in, N), in the program's precision, computed in float64."""
+        (whole,) = readouts(self.stack(program), program.embedding.to(torch.float64), self.tree, apply_plainly)
+        return whole.to(program.dtype)
+
+    def stack(self, program: Program) -> Stack:
+        """The linear maps that this program meets: the machine's, with the program's own unembedding if it has one."""
+        out = program.unembedding
+        return self if out is None else OtherExit(self, out.to(torch.float64))
 
     # -- the three verbs ----------------------------------------------------------------------------------------------
 
@@ -193,7 +203,7 @@ class Machine(ABC):
         """The program's read-outs E R_all as path weights; kept in the program until its embedding changes."""
         kept = program.cached_paths()
         return kept if kept is not None else program.keep_paths(
-            PathWeights.of(self._readouts(program.embedding), self.tree)
+            PathWeights.of(self.readouts(program), self.tree)
         )  # fmt: skip
 
     def evaluate(self, program: Program, X: Any, mask: Mask, engine: Engine, watch: Watch) -> Tensor:
@@ -208,7 +218,7 @@ class Machine(ABC):
         if engine == "path":
             return run_paths(self.spec, self.paths(program), data, mask, watch)
         if engine == "dense":
-            return run_dense(self, embedding, data, mask, watch)
+            return run_dense(self, embedding, data, mask, watch, program.unembedding)
         raise SpecError(f"engine must be 'auto', 'dense' or 'path', got {engine!r}")
 
     def cost(self, tokens: int) -> tuple[int, int]:
@@ -234,3 +244,6 @@ class Machine(ABC):
         if tuple(program.embedding.shape) != (self.spec.d_in, self.width):
             raise SpecError(f"the embedding must be ({self.spec.d_in}, {self.width}), got "
                             f"{tuple(program.embedding.shape)}")  # fmt: skip
+        out = program.unembedding
+        if out is not None and tuple(out.shape) != (self.width, self.spec.d_out):
+            raise SpecError(f"the unembedding must be ({self.width}, {self.spec.d_out}), got {tuple(out.shape)}")

@@ -1,6 +1,6 @@
 """A program: the input embedding E that makes a fixed machine compute a target, and how it came about."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -34,7 +34,11 @@ class CompileReport:
 
 @dataclass(eq=False)
 class Program:
-    """E (d_in, width) for one machine. `machine` describes that machine so that a file can rebuild it."""
+    """E (d_in, width) for one machine. `machine` describes that machine so that a file can rebuild it.
+
+    unembedding: None, or a matrix (width, d_out) that replaces the machine's U: programs that were trained, not
+    compiled, may have one. Attention is the fixed machine's either way.
+    """
 
     embedding: Tensor
     spec: TargetSpec
@@ -42,7 +46,8 @@ class Program:
     machine_fingerprint: str
     report: CompileReport
     card: Card = field(default_factory=Card)
-    _cache: tuple[tuple[int, int], PathWeights] | None = field(default=None, repr=False)
+    unembedding: Tensor | None = None
+    _cache: tuple[tuple[tuple[int, int], ...], PathWeights] | None = field(default=None, repr=False)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -56,5 +61,16 @@ class Program:
         self._cache = (self._stamp(), paths)
         return paths
 
-    def _stamp(self) -> tuple[int, int]:
-        return (self.embedding.data_ptr(), self.embedding._version)
+    def to(self, device: torch.device | str) -> "Program":
+        """The same program in another place."""
+        out = self.unembedding
+        return replace(
+            self,
+            embedding=self.embedding.to(device),
+            unembedding=None if out is None else out.to(device),
+            _cache=None,
+        )
+
+    def _stamp(self) -> tuple[tuple[int, int], ...]:
+        tensors = [self.embedding] + ([] if self.unembedding is None else [self.unembedding])
+        return tuple((tensor.data_ptr(), tensor._version) for tensor in tensors)

@@ -54,6 +54,17 @@ class TargetStack:
         return (self.weights.unembed,)
 
 
+class OtherExit:
+    """A stack read out through another unembedding: a machine whose U was trained along with E."""
+
+    def __init__(self, stack: Stack, unembedding: Tensor) -> None:
+        self.reader, self.mover = stack.reader, stack.mover
+        self._exit = unembedding
+
+    def exit(self) -> Chain:
+        return (self._exit,)
+
+
 def readouts(stack: Stack, start: Tensor, tree: PathTree, apply: Apply = apply_accurately) -> tuple[Tensor, ...]:
     """All read-outs (rows, N) from `start` (rows, state), depth by depth: a pair hi, lo by default (twenty digits).
 

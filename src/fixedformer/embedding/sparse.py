@@ -13,14 +13,17 @@ residual  masks fail (the skip path is an unmasked identity). Instead R_V^{l,h} 
           coordinates that hold the skip path's read-outs. docs/theory/embedding.md, section 3.
 """
 
+from copy import copy
+
 import torch
 from torch import Tensor
 
 from fixedformer.capacity import require_memory
 from fixedformer.embedding.accurate import Pair
 from fixedformer.embedding.machine import Machine
-from fixedformer.embedding.maps import Chain, IndexMap
-from fixedformer.embedding.readouts import relative_residual
+from fixedformer.embedding.maps import Chain, IndexMap, apply_plainly
+from fixedformer.embedding.program import Program
+from fixedformer.embedding.readouts import OtherExit, readouts, relative_residual
 from fixedformer.embedding.solve import Solution
 from fixedformer.errors import CapacityError
 from fixedformer.target import Target, TargetSpec
@@ -77,18 +80,30 @@ class SparseMachine(Machine):
         """The target's own: zeros and ones are exact in any."""
         return target.dtype
 
-    def readout_scale(self, embedding: Tensor) -> Tensor:
+    def readout_scale(self, program: Program) -> Tensor:
         """|E| R_all: a selection of |E|, because R_all is one."""
-        return self._readouts(embedding.to(torch.float64).abs())
+        if program.unembedding is not None:
+            magnitude = OtherExit(self, program.unembedding.to(torch.float64).abs())
+            return readouts(magnitude, program.embedding.to(torch.float64).abs(), self.tree, apply_plainly)[0]
+        return program.embedding[:, : self.tree.count].to(torch.float64).abs()
 
-    def _readouts(self, embedding: Tensor) -> Tensor:
+    def readouts(self, program: Program) -> Tensor:
         """E R_all is the embedding's first N columns as they stand: no product is needed (tested against the maps)."""
-        return embedding[:, : self.tree.count]
+        if program.unembedding is not None:
+            return super().readouts(program)
+        return program.embedding[:, : self.tree.count]
+
+    def to(self, device: torch.device | str) -> "SparseMachine":
+        moved = copy(self)
+        moved._readers = [index.to(device) for index in self._readers]
+        moved._movers = [[index.to(device) for index in movers] for movers in self._movers]
+        moved._exit = self._exit.to(device)
+        return moved
 
     def _solve(self, wanted: Pair, dtype: torch.dtype) -> Solution:
         embedding = wanted.hi.new_zeros(self.spec.d_in, self.width, dtype=dtype)
         embedding[:, : self.tree.count] = wanted.hi
-        shown = Pair.of(self._readouts(embedding))
+        shown = Pair.of(embedding[:, : self.tree.count])
         # R_all is the first N columns of the identity: condition number 1, and rounding E once is the only error.
         return Solution(embedding, 1.0, relative_residual(wanted.minus(shown), shown.hi.abs()))
 
