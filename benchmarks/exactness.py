@@ -49,9 +49,8 @@ def main() -> None:
         "random, N, residual": lambda spec, seed: ff.RandomMachine(spec, seed),
     }
     print(f"{options.targets} random targets a row, widths up to {options.widest}")
-    print(
-        f"{'machine':24}{'output: worst':>15}{'median':>10}{'attention: worst':>18}{'condition: worst':>18}{'median':>10}"
-    )
+    heads = ("machine", "output: worst", "median", "attention: worst", "condition: worst", "median")
+    print("{:24}{:>15}{:>10}{:>18}{:>18}{:>10}".format(*heads))
     for name, build in kinds.items():
         outputs, attentions, conditions = [], [], []
         for seed in range(options.targets):

@@ -73,9 +73,11 @@ def run_dense(
 
 @dataclass(frozen=True, eq=False)
 class PathWeights:
-    """Read-outs arranged for multiplication.
+    """Read-outs arranged for multiplication; differentiable in whatever they were made from.
 
-    inner[t]: (B^t d_in, 2Hd), all queries and keys of layer t + 1. leaves: (B^{L-1} d_in, B, d_out), by last branch.
+    Paths of one depth are ordered by their *last* branch first, so that one layer more is a concatenation.
+    inner[t]: (B^t d_in, 2Hd), all queries and keys of layer t + 1. leaves: (B^{L-1} d_in, B, d_out), the last branch in
+    an axis of its own.
     """
 
     inner: tuple[Tensor, ...]
@@ -83,29 +85,42 @@ class PathWeights:
 
     @classmethod
     def of(cls, readouts: Tensor, tree: PathTree) -> "PathWeights":
-        """From E R_all (d_in, N)."""
-        d_in = readouts.shape[0]
+        """From E R_all (d_in, N), columns in the order of the tree."""
 
-        def block(depth: int) -> Tensor:  # (B^depth, d_in, own)
+        def block(depth: int) -> Tensor:  # (b_depth, .., b_1, d_in, own)
             columns = tree.columns(depth).to(readouts.device)
-            return readouts[:, columns.flatten()].reshape(d_in, *columns.shape).transpose(0, 1)
+            nodes = readouts[:, columns.flatten()].reshape(-1, *(tree.branching,) * depth, columns.shape[1])
+            return nodes.permute(*range(depth, 0, -1), 0, depth + 1)
 
-        inner = tuple(block(depth).flatten(0, 1).contiguous() for depth in range(tree.layers))
-        last = block(tree.layers).reshape(-1, tree.branching, d_in, tree.d_out)
-        return cls(inner, last.transpose(1, 2).flatten(0, 1).contiguous())
+        inner = tuple(block(depth).flatten(0, -2).contiguous() for depth in range(tree.layers))
+        last = block(tree.layers).reshape(tree.branching, -1, tree.d_out)  # (B, B^{L-1} d_in, d_out)
+        return cls(inner, last.transpose(0, 1).contiguous())
+
+    def with_leaves(self, leaves: Tensor) -> "PathWeights":
+        """The same inner read-outs with other leaves (b_1, .., b_L, d_in, d_out)."""
+        depth = leaves.ndim - 2
+        last = leaves.permute(*reversed(range(depth)), depth, depth + 1)
+        last = last.reshape(leaves.shape[0], -1, leaves.shape[-1])
+        return PathWeights(self.inner, last.transpose(0, 1).contiguous())
 
 
 def run_paths(spec: TargetSpec, weights: PathWeights, X: Tensor, mask: Mask = None, watch: Watch = None) -> Tensor:
     """The same function as `run_dense`, from the read-outs alone. X comes from `as_input`.
 
-    The last layer goes the other way round (values first, then attention): d_out columns a head, not B^{L-1} d_in.
+    Differentiable in the weights. The last layer goes the other way round (values first, then attention): d_out columns
+    a head, not B^{L-1} d_in. The first layer, on token ids without positions, needs no tokens x tokens matrix.
     """
     leaves = weights.leaves
-    d_in = leaves.shape[0] // (spec.heads + spec.residual) ** (spec.layers - 1)
+    residual = leaves.shape[1] > spec.heads
+    d_in = leaves.shape[0] // leaves.shape[1] ** (spec.layers - 1)
     paths = one_hot_rows(X, d_in, leaves.dtype)  # (..., tokens, B^t d_in), B^0 to start with
-    tokens = paths.shape[-2]
-    allowed = resolve_mask(mask, tokens, paths.device)
+    allowed = resolve_mask(mask, paths.shape[-2], paths.device)
     for layer, inner in enumerate(weights.inner):
+        last = layer == spec.layers - 1
+        if layer == 0 and not last and watch is None and counts_suffice(spec, X, mask):
+            heads = first_layer_by_counts(inner, paths, mask, spec.heads)
+            paths = torch.cat([paths, heads], dim=-1) if residual else heads
+            continue
         both = inner[X] if layer == 0 and not X.is_floating_point() else paths @ inner
         query, key = both.unflatten(-1, (2, spec.heads, spec.d_head)).movedim((-3, -2), (0, -3))
         if spec.positions == "rotary":
@@ -114,27 +129,39 @@ def run_paths(spec: TargetSpec, weights: PathWeights, X: Tensor, mask: Mask = No
         del both, query, key  # what is carried on must not wait beside what is no longer needed
         if watch is not None:
             watch(attention)
-        if layer == spec.layers - 1:
-            values = (paths @ leaves.flatten(1)).unflatten(-1, leaves.shape[1:])  # (..., tokens, B, d_out)
-            heads = values[..., 1 if spec.residual else 0 :, :].movedim(-2, -3)  # (..., heads, tokens, d_out)
-            out: Tensor = (attention @ heads).sum(-3)
-            if spec.residual:
-                out = out + values[..., 0, :]
-            return out
+        if last:
+            return _last_layer(paths, attention, leaves, residual)
         # One product for all heads: (..., heads * tokens, tokens) times paths, with no copy of paths for each head.
         moved = (attention.flatten(-3, -2) @ paths).unflatten(-2, attention.shape[-3:-1])
         del attention
-        paths = _extend(paths, moved, d_in, spec.residual)
+        heads = moved.movedim(-3, -2).flatten(-2)  # (..., tokens, H B^t d_in): the last branch counts most
+        paths = torch.cat([paths, heads], dim=-1) if residual else heads
     raise AssertionError("a spec has at least one layer")
 
 
-def _extend(paths: Tensor, moved: Tensor, d_in: int, residual: bool) -> Tensor:
-    """P (..., tokens, B^t d_in), A^h P (..., heads, tokens, B^t d_in) -> next P (..., tokens, B^{t+1} d_in).
-
-    Its last axis runs over path, then branch, then input.
-    """
-    parts = moved.movedim(-3, -2).unflatten(-1, (-1, d_in))  # (..., tokens, heads, B^t, d_in)
+def _last_layer(paths: Tensor, attention: Tensor, leaves: Tensor, residual: bool) -> Tensor:
+    """sum over branches of A^b P leaves_b, values first: (..., tokens, d_out)."""
+    values = (paths @ leaves.flatten(1)).unflatten(-1, leaves.shape[1:])  # (..., tokens, B, d_out)
+    heads = values[..., 1 if residual else 0 :, :].movedim(-2, -3)  # (..., heads, tokens, d_out)
+    out: Tensor = (attention @ heads).sum(-3)
     if residual:
-        parts = torch.cat([paths.unflatten(-1, (-1, d_in)).unsqueeze(-3), parts], dim=-3)
-    extended: Tensor = parts.transpose(-3, -2).flatten(-3)
-    return extended
+        out = out + values[..., 0, :]
+    return out
+
+
+def counts_suffice(spec: TargetSpec, X: Tensor, mask: Mask) -> bool:
+    """Whether layer 1 sees tokens only through how often each occurs: ids, no positions, causal mask or none."""
+    return not X.is_floating_point() and spec.positions is None and (mask is None or isinstance(mask, str))
+
+
+def first_layer_by_counts(inner: Tensor, one_hot: Tensor, mask: Mask, heads: int) -> Tensor:
+    """A^{1,h} X of every head (..., tokens, heads * d_in) for one-hot X, without a tokens x tokens matrix.
+
+    Equal tokens have equal keys, so row i of A^h X is, over the tokens c of the vocabulary, the softmax of
+    S^h[token i, c] + log(how often c occurs where i may look).
+    """
+    query, key = inner.reshape(inner.shape[0], 2, heads, -1).unbind(1)  # (d_in, heads, d)
+    table = torch.einsum("vhd,chd->vhc", query, key)
+    seen = one_hot.cumsum(-2) if mask is not None else one_hot.sum(-2, keepdim=True)
+    logits = (one_hot @ table.flatten(1)).unflatten(-1, table.shape[1:])  # (..., tokens, heads, d_in)
+    return torch.softmax(logits + seen.log().unsqueeze(-2), dim=-1).flatten(-2)
