@@ -4,6 +4,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad, scaled_dot_product_attention
 
 from fixedformer.errors import SpecError
 
@@ -49,14 +50,34 @@ def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None = None) ->
     """softmax(query key^T) with masked entries exactly 0: `softmax_weights` of the scores, in one buffer.
 
     query (..., queries, d), key (..., keys, d) -> (..., queries, keys). The tokens x tokens scores are what attention
-    holds in memory; they are masked, and where no gradient is wanted also normalised, in place.
+    holds in memory: they are masked as they are made, and where no gradient is wanted normalised in place.
     """
-    scores = query @ key.mT
-    if mask is not None:
-        scores.masked_fill_(~mask, -torch.inf)  # the product's gradient does not need its value
+    if mask is not None and mask.ndim == 3 and query.ndim > 3:  # one mask for all: the product can start from it
+        bias = torch.zeros(mask.shape[-2:], dtype=query.dtype, device=query.device).masked_fill_(~mask[0], -torch.inf)
+        flat = query.reshape(-1, *query.shape[-2:]), key.reshape(-1, *key.shape[-2:]).mT
+        scores = torch.baddbmm(bias.expand(flat[0].shape[0], *bias.shape), *flat).view(*query.shape[:-1], key.shape[-2])
+    else:
+        scores = query @ key.mT
+        if mask is not None:
+            scores.masked_fill_(~mask, -torch.inf)  # the product's gradient does not need its value
     if scores.requires_grad:
         return torch.softmax(scores, dim=-1)
     return torch.softmax(scores, dim=-1, out=scores)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask, allowed: Tensor | None) -> Tensor:
+    """softmax(query key^T) value by PyTorch's fused kernel, which holds no tokens x tokens matrix.
+
+    query, key (..., heads, tokens, d), value (..., heads, tokens, v); mask as the caller gave it, allowed as resolved.
+    The kernel wants one width, so the narrower of d and v is padded with zeros: worth it while they are of one order.
+    """
+    width, wanted = max(query.shape[-1], value.shape[-1]), value.shape[-1]
+    query, key, value = (pad(x, (0, width - x.shape[-1])) for x in (query, key, value))
+    causal = isinstance(mask, str)
+    out = scaled_dot_product_attention(
+        query, key, value, attn_mask=None if causal else allowed, is_causal=causal, scale=1.0
+    )
+    return out[..., :wanted]
 
 
 def hardmax_weights(scores: Tensor, mask: Tensor | None = None) -> Tensor:

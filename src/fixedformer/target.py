@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fixedformer.attention import Mask, attention_weights, resolve_mask, rotate
+from fixedformer.attention import Mask, attend, attention_weights, resolve_mask, rotate
 from fixedformer.errors import SpecError
 from fixedformer.inputs import as_input, embed_rows, finite
 
@@ -119,18 +119,35 @@ def forward(
     Returns (..., tokens, d_out). `watch` is called with each layer's attention weights (..., heads, tokens, tokens).
     """
     state = embed_rows(X, weights.embed)  # (..., tokens, d_model)
-    allowed = resolve_mask(mask, state.shape[-2], state.device)
     for layer in range(spec.layers):
-        heads_in = state.unsqueeze(-3)  # (..., 1, tokens, d_model)
-        query, key = heads_in @ weights.query[layer], heads_in @ weights.key[layer]  # (..., heads, tokens, d_head)
-        if spec.positions == "rotary":
-            query, key = rotate(query, spec.rotary_base), rotate(key, spec.rotary_base)
-        attention = attention_weights(query, key, allowed)
-        if watch is not None:
-            watch(attention)
-        update = (attention @ (heads_in @ weights.value[layer]) @ weights.output[layer]).sum(-3)
+        update = layer_update(spec, weights, layer, state, mask, watch)
         state = state + update if spec.residual else update
     return state @ weights.unembed
+
+
+def layer_update(
+    spec: TargetSpec,
+    weights: Weights,
+    layer: int,
+    state: Tensor,
+    mask: Mask,
+    watch: Callable[[Tensor], None] | None = None,
+) -> Tensor:
+    """sum_h A^{l,h} X W_V^{l,h} W_O^{l,h} for X = state (..., tokens, d_model), layers from 0. Fused unless watched."""
+    allowed = resolve_mask(mask, state.shape[-2], state.device)
+    heads_in = state.unsqueeze(-3)  # (..., 1, tokens, d_model)
+    query, key = heads_in @ weights.query[layer], heads_in @ weights.key[layer]  # (..., heads, tokens, d_head)
+    if spec.positions == "rotary":
+        query, key = rotate(query, spec.rotary_base), rotate(key, spec.rotary_base)
+    value = heads_in @ weights.value[layer]  # (..., heads, tokens, d_value)
+    if watch is None:
+        mixed = attend(query, key, value, mask, allowed)
+    else:
+        attention = attention_weights(query, key, allowed)
+        watch(attention)
+        mixed = attention @ value
+    # The sum over heads is one product with the output matrices below each other.
+    return mixed.movedim(-3, -2).flatten(-2) @ weights.output[layer].flatten(0, 1)
 
 
 @dataclass(frozen=True, eq=False, init=False)

@@ -24,6 +24,7 @@ COMMANDS = [
     ("compile", "embedding:compile_", "Turn a target into the program of a fixed machine."),
     ("run", "embedding:run", "Run a program on an input file."),
     ("certify", "embedding:certify", "Check a program against its target; exit status 0 holds, 1 does not hold."),
+    ("train", "train:train", "Train a fixed machine's program, or a full target, on a task."),
     ("info", "files:info", "Say what a file of ours holds."),
 ]
 for _name, _place, _help in COMMANDS:

@@ -56,8 +56,8 @@ def compile_(
     print(
         f"embedding    {source.spec.d_in} x {report.width}, {readable(report.bytes)}, largest entry {report.norm:.3g}"
     )
-    print(f"condition    {report.condition:.3g}")
-    print(f"residual     {report.residual:.1e} of |E| |R_all|, entry by entry")
+    print(f"condition    {report.condition or 0:.3g}")
+    print(f"residual     {report.residual or 0:.1e} of |E| |R_all|, entry by entry")
     print(f"seconds      {report.seconds:.2f}")
     return 0
 

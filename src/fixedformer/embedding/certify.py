@@ -172,7 +172,8 @@ def _measure(
     for X in cases:
         seen: list[Tensor] = []
         wanted: list[Tensor] = []
-        out = machine.evaluate(program, X, mask, engine, seen.append)
+        machine.evaluate(program, X, mask, engine, seen.append)
+        out = machine.run(program, X, mask, engine)  # as users run it: fused where nobody watches the attention
         truth = forward(target.spec, target.weights, as_input(X, target.spec.d_in, target.dtype), mask, wanted.append)
         attention = max(attention, *(float((a - b).abs().max()) for a, b in zip(seen, wanted, strict=True)))
         output = max(output, float((out - truth).abs().max()))

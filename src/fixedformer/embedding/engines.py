@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fixedformer.attention import Mask, attention_weights, resolve_mask, rotate, softmax_weights
+from fixedformer.attention import Mask, attend, attention_weights, resolve_mask, rotate, softmax_weights
 from fixedformer.embedding.tree import PathTree
 from fixedformer.inputs import embed_rows, one_hot_rows
 from fixedformer.target import TargetSpec
@@ -125,12 +125,12 @@ def run_paths(spec: TargetSpec, weights: PathWeights, X: Tensor, mask: Mask = No
         query, key = both.unflatten(-1, (2, spec.heads, spec.d_head)).movedim((-3, -2), (0, -3))
         if spec.positions == "rotary":
             query, key = rotate(query, spec.rotary_base), rotate(key, spec.rotary_base)
+        if last:
+            return _last_layer(query, key, paths, leaves, (mask, allowed), watch)
         attention = attention_weights(query, key, allowed)  # (..., heads, tokens, tokens)
         del both, query, key  # what is carried on must not wait beside what is no longer needed
         if watch is not None:
             watch(attention)
-        if last:
-            return _last_layer(paths, attention, leaves, residual)
         # One product for all heads: (..., heads * tokens, tokens) times paths, with no copy of paths for each head.
         moved = (attention.flatten(-3, -2) @ paths).unflatten(-2, attention.shape[-3:-1])
         del attention
@@ -139,14 +139,22 @@ def run_paths(spec: TargetSpec, weights: PathWeights, X: Tensor, mask: Mask = No
     raise AssertionError("a spec has at least one layer")
 
 
-def _last_layer(paths: Tensor, attention: Tensor, leaves: Tensor, residual: bool) -> Tensor:
-    """sum over branches of A^b P leaves_b, values first: (..., tokens, d_out)."""
+def _last_layer(
+    query: Tensor, key: Tensor, paths: Tensor, leaves: Tensor, masks: tuple[Mask, Tensor | None], watch: Watch
+) -> Tensor:
+    """sum over branches of A^b P leaves_b, values first: (..., tokens, d_out). Fused, unless attention is watched."""
     values = (paths @ leaves.flatten(1)).unflatten(-1, leaves.shape[1:])  # (..., tokens, B, d_out)
-    heads = values[..., 1 if residual else 0 :, :].movedim(-2, -3)  # (..., heads, tokens, d_out)
-    out: Tensor = (attention @ heads).sum(-3)
-    if residual:
-        out = out + values[..., 0, :]
-    return out
+    skips = leaves.shape[1] - query.shape[-3]
+    heads = values[..., skips:, :].movedim(-2, -3)  # (..., heads, tokens, d_out)
+    if watch is None and heads.shape[-1] <= 2 * query.shape[-1]:
+        mixed = attend(query, key, heads, *masks)
+    else:
+        attention = attention_weights(query, key, masks[1])
+        if watch is not None:
+            watch(attention)
+        mixed = attention @ heads
+    out = mixed.sum(-3)
+    return out + values[..., 0, :] if skips else out
 
 
 def counts_suffice(spec: TargetSpec, X: Tensor, mask: Mask) -> bool:

@@ -12,7 +12,7 @@ from fixedformer.target import Card, TargetSpec
 
 @dataclass(frozen=True)
 class CompileReport:
-    """What compiling did.
+    """What compiling did; for a program that was trained, condition and residual are None.
 
     width: m, columns of E. columns: N, conditions that were met. bytes: size of E. condition: 2-norm condition number
     of R_all with columns scaled to unit length (1 for sparse machines). residual: the largest entry of
@@ -23,8 +23,8 @@ class CompileReport:
     width: int
     columns: int
     bytes: int
-    condition: float
-    residual: float
+    condition: float | None
+    residual: float | None
     norm: float
     seconds: float
 

@@ -101,8 +101,8 @@ class TrainableProgram(nn.Module):
             width=self.machine.width,
             columns=self.tree.count,
             bytes=embedding.nbytes,
-            condition=float("nan"),
-            residual=float("nan"),
+            condition=None,
+            residual=None,
             norm=float(embedding.abs().max()),
             seconds=0.0,
         )

@@ -26,9 +26,16 @@ class Examples:
 class Task(Protocol):
     """A generator of examples over a small vocabulary; one generator state always gives the same examples."""
 
-    name: str
-    vocabulary: tuple[str, ...]
-    tokens: int
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def vocabulary(self) -> tuple[str, ...]: ...
+
+    @property
+    def tokens(self) -> int:
+        """Length of every input."""
+        ...
 
     def sample(self, count: int, generator: np.random.Generator) -> Examples:
         """`count` fresh examples, drawn as arrays."""

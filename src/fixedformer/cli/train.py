@@ -1,0 +1,144 @@
+"""train: one recipe, with a progress bar, into a folder that can be gone on with."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from cyclopts import Parameter
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from fixedformer.errors import SpecError
+from fixedformer.experiments.recipes import TaskName, paper_recipe
+from fixedformer.experiments.run import Run
+from fixedformer.training.fit import Record
+
+Choice = Literal["sparse", "random", "full"]
+
+
+def train(
+    task: TaskName,
+    *,
+    machine: Choice = "sparse",
+    out: Annotated[Path, Parameter(name=["--out", "-o"])],
+    residual: bool = False,
+    residual_weights: bool = False,
+    norm: Literal["pre", "post"] | None = None,
+    final_norm: bool = False,
+    mlp_width: int = 0,
+    rotary: bool = False,
+    mask: Literal["none", "causal"] = "causal",
+    looped: bool = False,
+    width: int | None = None,
+    d_model: int | None = None,
+    train_unembedding: bool | None = None,
+    everywhere: bool = False,
+    seed: int = 0,
+    steps: int | None = None,
+    batch: int | None = None,
+    rate: float | None = None,
+    warmup: int | None = None,
+    decay: Literal["constant", "linear"] | None = None,
+    clip: float | None = None,
+    weight_decay: float | None = None,
+    validate_every: int | None = None,
+    validation: int | None = None,
+    stop_at: float | None = None,
+    precision: Literal["float32", "bfloat16"] | None = None,
+    device: str = "auto",
+    threads: int | None = None,
+) -> int:
+    """Train the program of a fixed machine (its embedding E, and U), or every weight of a full target, on TASK.
+
+    Defaults are the paper's (appendix H). A run that was stopped goes on where its folder says; one folder holds one
+    recipe. Writes recipe.json, metrics.jsonl, checkpoint, result.json and the trained program or target.
+
+    Parameters
+    ----------
+    task: dyck, or 1-hop to 4-hop.
+    machine: sparse, random, or full (a trained target).
+    out: the run's folder.
+    residual: residual connections.
+    residual_weights: with residual: a machine built for residual targets (wider) instead of the paper's variant.
+    norm: LayerNorm without scale or shift before (pre) or after (post) each layer.
+    final_norm: one more before the unembedding.
+    mlp_width: a GELU MLP of this hidden width after each attention (frozen and random on a machine).
+    rotary: rotary positions; none otherwise.
+    mask: causal, or none.
+    looped: one set of machine weights for all layers.
+    width: width of the machine; the smallest universal one when left out.
+    d_model: hidden width of a full target.
+    train_unembedding: train U too (the paper does); with --no-train-unembedding the machine's own U stays.
+    everywhere: dyck: score every place, not only "?".
+    seed: of parameters, data and random machine.
+    steps: training steps.
+    batch: sequences a step.
+    rate: AdamW's learning rate.
+    warmup: steps over which it grows.
+    decay: constant, or linear to zero.
+    clip: gradient norm at most; 0 for none.
+    weight_decay: AdamW's.
+    validate_every: steps between validations.
+    validation: sequences in the validation set.
+    stop_at: stop at this validation accuracy.
+    precision: float32, or bfloat16 for autocast.
+    device: auto, cpu or cuda.
+    threads: CPU threads; PyTorch's choice when left out.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    changes: dict[str, Any] = {
+        "residual": residual, "residual_weights": residual_weights, "norm": norm, "final_norm": final_norm,
+        "mlp_width": mlp_width, "positions": "rotary" if rotary else None, "looped": looped, "width": width,
+        "mask": "causal" if mask == "causal" else None, "everywhere": everywhere, "seed": seed,
+    }  # fmt: skip
+    changes |= {k: v for k, v in {"d_model": d_model, "train_unembedding": train_unembedding}.items() if v is not None}
+    recipe = paper_recipe(task, machine, **changes)
+    timing: dict[str, Any] = {
+        "steps": steps, "batch": batch, "rate": rate, "warmup": warmup, "decay": decay, "clip": clip,
+        "weight_decay": weight_decay, "validate_every": validate_every, "validation": validation, "stop_at": stop_at,
+        "precision": precision,
+    }  # fmt: skip
+    given = {name: value for name, value in timing.items() if value is not None}
+    recipe = replace(recipe, schedule=replace(recipe.schedule, **given))
+    run = Run(recipe, out, _device(device))
+    follow(run, f"{task}, {machine}")
+    result = run.result()
+    rules = ", ".join(f"{name} {share:.1%}" for name, share in result["trivial_rules"].items())
+    print(f"test accuracy {result['accuracy']:.2%} on {result['tested_on']} sequences, {result['steps']} steps, "
+          f"{result['seconds']:.0f} s (trivial rules: {rules})")  # fmt: skip
+    print(out)
+    return 0
+
+
+def follow(run: Run, title: str) -> None:
+    """Train with a bar on stderr: step, loss, validation accuracy, sequences a second, time left."""
+    columns = (
+        TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(),
+        TextColumn("{task.fields[note]}"), TimeRemainingColumn(),
+    )  # fmt: skip
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, refresh_per_second=2) as bar:
+        place = bar.add_task(title, total=run.recipe.schedule.steps, note="")
+        speed = None
+        for record in run.go():
+            speed = record.sequences_per_second if speed is None else 0.95 * speed + 0.05 * record.sequences_per_second
+            bar.update(place, completed=record.step, note=_note(record, speed))
+            if record.measured and not console.is_terminal:
+                print(f".. {title}, step {record.step}: {_note(record, speed)}", file=console.file, flush=True)
+
+
+def _note(record: Record, speed: float) -> str:
+    best = "" if record.best < 0 else f"validation {record.best:.1%} at best, "
+    return f"loss {record.loss:.3f}, {best}{speed:.0f} seq/s"
+
+
+def _device(name: str) -> str:
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if name not in ("cpu", "cuda"):
+        raise SpecError(f"device must be auto, cpu or cuda, got {name!r}")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise SpecError("device cuda was asked for and this PyTorch sees no GPU; use --device cpu")
+    return name

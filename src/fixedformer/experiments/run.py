@@ -1,0 +1,147 @@
+"""A training run on disk: a folder that can be killed at any moment and gone on with.
+
+recipe.json          what is run; a folder belongs to one recipe for good
+checkpoint           the trainer's whole state, written atomically every few steps
+metrics.jsonl        one line a logged step; lines beyond the checkpoint are dropped when a run goes on
+result.json          test accuracy beside the trivial rules, fingerprints before and after; its presence means: done
+program.safetensors, target.safetensors    what was trained, where it is a Program or a Target
+"""
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fixedformer import storage
+from fixedformer.embedding.files import save_program
+from fixedformer.embedding.machine import Machine
+from fixedformer.embedding.trainable import TrainableProgram
+from fixedformer.errors import CertificateError, StorageError
+from fixedformer.experiments.recipes import Recipe
+from fixedformer.files import save_target
+from fixedformer.target import Card
+from fixedformer.training.fit import Record, Trainer
+from fixedformer.training.full import TrainableTarget
+
+LOG_EVERY = 25
+
+
+class Run:
+    """`for record in run.go()` trains what is left of the recipe; `run.result()` is the finished run's result.
+
+    checkpoint_seconds: at most this much work is lost to a kill. Raises StorageError where the folder holds another
+    recipe's run.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: Path,
+        device: str = "cpu",
+        checkpoint_seconds: float = 20.0,
+        test_count: int = 10_000,
+    ) -> None:
+        self.recipe, self.folder, self.device = recipe, folder, device
+        self.checkpoint_seconds, self.test_count = checkpoint_seconds, test_count
+        folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(recipe.as_dict(), indent=2)
+        path = folder / "recipe.json"
+        if path.exists() and json.loads(path.read_text()) != json.loads(text):
+            raise StorageError(f"{folder} holds a run of another recipe; name another folder, or remove it")
+        storage.write_atomic(path, text.encode())
+
+    @property
+    def done(self) -> bool:
+        return (self.folder / "result.json").exists()
+
+    def result(self) -> dict[str, Any]:
+        """What a finished run found (see `go`)."""
+        found: dict[str, Any] = json.loads((self.folder / "result.json").read_text())
+        return found
+
+    def go(self) -> Iterator[Record]:
+        """Train on from the checkpoint, if there is one; writes checkpoints, metrics and at the end the result."""
+        if self.done:
+            return
+        machine = self.recipe.build_machine()
+        before = None if machine is None else machine.fingerprint()
+        trainer = self._trainer(machine)
+        spent = self._resume(trainer)
+        began = saved = time.perf_counter()
+        with open(self.folder / "metrics.jsonl", "a", encoding="utf-8") as log:
+            for record in trainer:
+                if record.measured or record.step % LOG_EVERY == 0:
+                    log.write(json.dumps(asdict(record)) + "\n")
+                    log.flush()
+                now = time.perf_counter()
+                if now - saved >= self.checkpoint_seconds:
+                    self._save(trainer, spent + now - began)
+                    saved = now
+                yield record
+        seconds = spent + time.perf_counter() - began
+        self._save(trainer, seconds)
+        self._finish(trainer, machine, before, seconds)
+
+    def _trainer(self, machine: Machine | None) -> Trainer:
+        recipe = self.recipe
+        model = recipe.build_model(machine)
+        return Trainer(model, recipe.build_task(), recipe.schedule, recipe.seed, recipe.mask, self.device)
+
+    def _save(self, trainer: Trainer, seconds: float) -> None:
+        tensors, numbers = trainer.state()
+        storage.write(self.folder / "checkpoint", "checkpoint", tensors, {**numbers, "seconds": seconds})
+
+    def _resume(self, trainer: Trainer) -> float:
+        """Load the checkpoint and cut the metrics back to it; returns the seconds already spent."""
+        path = self.folder / "checkpoint"
+        if not path.exists():
+            (self.folder / "metrics.jsonl").unlink(missing_ok=True)
+            return 0.0
+        header, tensors = storage.read(path, "checkpoint", lambda header: header.shapes)
+        trainer.load(tensors, header.body)
+        log = self.folder / "metrics.jsonl"
+        if log.exists():
+            kept = [line for line in log.read_text().splitlines() if _step(line) <= trainer.step]
+            storage.write_atomic(log, "".join(line + "\n" for line in kept).encode())
+        return float(header.body["seconds"])
+
+    def _finish(self, trainer: Trainer, machine: Machine | None, before: str | None, seconds: float) -> None:
+        after = None if machine is None else machine.fingerprint()
+        if before != after:
+            raise CertificateError(f"the machine's tensors changed while its program was trained: {before} -> {after}")
+        trainer.use_best()
+        accuracy, trivial = trainer.test(self.test_count)
+        card = Card(trainer.task.vocabulary, self.recipe.mask, f"{trainer.task.name}, trained, seed {self.recipe.seed}")
+        model = trainer.model
+        if isinstance(model, TrainableTarget) and model.plain:
+            save_target(model.to_target(card), self.folder / "target.safetensors")
+        if isinstance(model, TrainableProgram) and model.rule.plain and machine is not None \
+                and model.rule.residual == machine.spec.residual:  # fmt: skip
+            save_program(model.to_program(card), self.folder / "program.safetensors")
+        result = {
+            "accuracy": accuracy,
+            "tested_on": self.test_count,
+            "trivial_rules": trivial,
+            "best_validation": trainer.best,
+            "steps": trainer.step,
+            "solved": trainer.solved,
+            "seconds": seconds,
+            "width": None if machine is None else machine.width,
+            "fingerprint_before": before,
+            "fingerprint_after": after,
+            "threads": torch.get_num_threads(),
+            "recipe": self.recipe.as_dict(),
+        }
+        storage.write_atomic(self.folder / "result.json", json.dumps(result, indent=2).encode())
+
+
+def _step(line: str) -> int:
+    """The step of a metrics line; a line cut off by a kill counts as beyond any checkpoint."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return 1 << 62

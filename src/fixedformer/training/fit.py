@@ -1,0 +1,184 @@
+"""fit: train a module on a task, step by step, so that any step can be the last and the next process goes on from it.
+
+What a step does depends on (schedule, seed, step number, state) alone: the batch of step s is drawn from the generator
+seeded (seed, 0, s), the rate is a formula of s, and `Trainer.state()` is the rest. So a run that was killed and resumed
+from any state ends, on the same CPU and number of threads, bit for bit as the undisturbed one.
+"""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fixedformer.errors import SpecError, StorageError
+from fixedformer.tasks.task import Examples, Task
+
+TRAIN, VALIDATE, TEST = range(3)  # streams of random numbers; nothing is chosen by the last
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long, how fast, and when to stop.
+
+    rate: AdamW's, after `warmup` linear steps; decay: "constant", or "linear" to zero at `steps`. clip: gradient norm,
+    0 for none. validate_every: steps between accuracies on `validation` fixed sequences; stop_at: stop once one of them
+    reaches this accuracy (None: never). precision: "float32", or "bfloat16" for autocast.
+    """
+
+    steps: int = 10_000
+    batch: int = 128
+    rate: float = 1e-3
+    warmup: int = 50
+    decay: Literal["constant", "linear"] = "constant"
+    clip: float = 1.0
+    weight_decay: float = 0.01
+    validate_every: int = 250
+    validation: int = 2000
+    stop_at: float | None = None
+    precision: Literal["float32", "bfloat16"] = "float32"
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch", "validate_every", "validation"):
+            if getattr(self, name) < 1:
+                raise SpecError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not self.rate > 0 or self.warmup < 0 or self.clip < 0:
+            raise SpecError("rate must be positive, warmup and clip at least 0")
+
+    def rate_at(self, step: int) -> float:
+        """The learning rate of step 0, 1, .."""
+        grown = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
+        return self.rate * grown * ((1 - step / self.steps) if self.decay == "linear" else 1.0)
+
+
+@dataclass(frozen=True)
+class Record:
+    """After `step` steps. accuracy: on the validation sequences, when this step measured it. best: the best so far."""
+
+    step: int
+    loss: float
+    rate: float
+    accuracy: float | None
+    best: float
+    sequences_per_second: float
+
+    @property
+    def measured(self) -> bool:
+        return self.accuracy is not None
+
+
+class Trainer:
+    """Trains `model` (token ids, mask -> logits) on `task`; keeps the parameters that validated best.
+
+    for record in trainer: one step each, until the schedule ends or the task is solved. Between records, `state()` is
+    everything needed to go on; `load(state)` goes on from there.
+    """
+
+    def __init__(
+        self, model: nn.Module, task: Task, schedule: Schedule, seed: int, mask: Literal["causal"] | None = "causal",
+        device: str = "cpu",
+    ) -> None:  # fmt: skip
+        self.model, self.task, self.schedule, self.seed, self.mask = model.to(device), task, schedule, seed, mask
+        self.device = torch.device(device)
+        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.optimizer = torch.optim.AdamW(
+            self.parameters.values(), lr=schedule.rate, weight_decay=schedule.weight_decay, fused=True
+        )
+        self.step, self.best, self.solved = 0, -1.0, False
+        self.kept = {name: p.detach().clone() for name, p in self.parameters.items()}
+        self._validation = self._draw(VALIDATE, 0, schedule.validation)
+
+    def __iter__(self) -> Iterator[Record]:
+        schedule = self.schedule
+        with ThreadPoolExecutor(1) as pool:  # the next batch is drawn while this one trains
+            upcoming = self._order(pool)
+            while self.step < schedule.steps and not self.solved:
+                began = time.perf_counter()
+                examples, upcoming = upcoming.result(), self._order(pool, ahead=1)
+                loss = self._update(examples)
+                self.step += 1
+                accuracy = None
+                if self.step % schedule.validate_every == 0 or self.step == schedule.steps:
+                    accuracy = self.accuracy(self._validation)
+                    if accuracy > self.best:
+                        self.best = accuracy
+                        self.kept = {name: p.detach().clone() for name, p in self.parameters.items()}
+                    self.solved = schedule.stop_at is not None and accuracy >= schedule.stop_at
+                speed = schedule.batch / (time.perf_counter() - began)
+                yield Record(self.step, loss, schedule.rate_at(self.step - 1), accuracy, self.best, speed)
+
+    def _order(self, pool: ThreadPoolExecutor, ahead: int = 0) -> "Future[Examples]":
+        return pool.submit(self._draw, TRAIN, self.step + ahead, self.schedule.batch)
+
+    def _draw(self, stream: int, step: int, count: int) -> Examples:
+        return self.task.sample(count, np.random.default_rng([self.seed, stream, step]))
+
+    def _update(self, examples: Examples) -> float:
+        inputs, labels, scored = (torch.from_numpy(a).to(self.device) for a in (
+            examples.inputs, examples.labels, examples.scored
+        ))  # fmt: skip
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.schedule.rate_at(self.step)
+        self.model.train()
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.schedule.precision == "bfloat16"):
+            logits = self.model(inputs, self.mask)
+        loss = nn.functional.cross_entropy(logits[scored].float(), labels[scored])
+        loss.backward()
+        if self.schedule.clip:
+            nn.utils.clip_grad_norm_(self.parameters.values(), self.schedule.clip)
+        self.optimizer.step()
+        return float(loss.detach())
+
+    @torch.no_grad()
+    def predict(self, examples: Examples, batch: int = 250) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Likeliest label at every place, (count, tokens)."""
+        self.model.eval()
+        parts = torch.from_numpy(examples.inputs).split(batch)
+        told = [self.model(part.to(self.device), self.mask).argmax(-1).cpu() for part in parts]
+        return torch.cat(told).numpy()
+
+    def accuracy(self, examples: Examples) -> float:
+        """Share of scored places that the current parameters get right."""
+        return examples.accuracy(self.predict(examples))
+
+    def use_best(self) -> None:
+        """Put the parameters that validated best back into the model."""
+        with torch.no_grad():
+            for name, p in self.parameters.items():
+                p.copy_(self.kept[name])
+
+    def test(self, count: int) -> tuple[float, dict[str, float]]:
+        """Accuracy of the current parameters on `count` sequences nothing was chosen by, and the trivial rules'."""
+        examples = self._draw(TEST, 0, count)
+        return self.accuracy(examples), self.task.trivial_rules(examples)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors and numbers from which `load` goes on: parameters, the best ones, optimiser moments, the step."""
+        tensors = {f"now.{name}": p.detach() for name, p in self.parameters.items()}
+        tensors |= {f"best.{name}": p for name, p in self.kept.items()}
+        for name, p in self.parameters.items():
+            tensors |= {f"adam.{key}.{name}": value for key, value in self.optimizer.state[p].items()}
+        return tensors, {"step": self.step, "best": self.best, "solved": self.solved}
+
+    def load(self, tensors: dict[str, Tensor], numbers: dict[str, Any]) -> None:
+        """Go on from a `state()` of the same model and schedule; StorageError where the names do not fit."""
+        moments: dict[str, dict[str, Tensor]] = {name: {} for name in self.parameters}
+        for name, value in tensors.items():
+            kind, _, rest = name.partition(".")
+            if kind == "adam":
+                key, _, parameter = rest.partition(".")
+                moments.setdefault(parameter, {})[key] = value.to(self.device if key != "step" else "cpu").clone()
+        if {f"now.{name}" for name in self.parameters} - tensors.keys() or moments.keys() != self.parameters.keys():
+            raise StorageError("the checkpoint's parameters are not this model's; it belongs to another recipe")
+        with torch.no_grad():
+            for name, p in self.parameters.items():
+                p.copy_(tensors[f"now.{name}"])
+                self.kept[name] = tensors[f"best.{name}"].to(self.device).clone()
+                if moments[name]:
+                    self.optimizer.state[p] = moments[name]
+        self.step, self.best, self.solved = int(numbers["step"]), float(numbers["best"]), bool(numbers["solved"])
