@@ -41,6 +41,24 @@ def attention_picture(demo: Demo) -> bytes:
     return _png(figure)
 
 
+def bars(table: list[dict[str, str]]) -> bytes:
+    """One bar a row of a reproduced table: accuracy in per cent, with the best trivial rule as a line beside it."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 0.5 * len(table) + 1.4), layout="constrained")
+    axis = figure.subplots()
+    for place, row in enumerate(table):
+        axis.barh(place, float(row["ours"]), color="tab:blue")
+        trivial = float(row["trivial rules"].rsplit(": ", 1)[1])
+        axis.plot([trivial, trivial], [place - 0.4, place + 0.4], color="black", linestyle=":")
+        axis.text(float(row["ours"]) + 1, place, f"{row['ours']}%, m = {row['width']}", va="center", fontsize=8)
+    axis.set_yticks(range(len(table)), [f"{row['task']}, {row['variant']}" for row in table], fontsize=8)
+    axis.set_xlim(0, 115)
+    axis.set_xlabel("accuracy, per cent (dotted: the best trivial rule)")
+    axis.invert_yaxis()
+    return _png(figure)
+
+
 def _png(figure: "Figure") -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=130)

@@ -134,6 +134,25 @@ def test_a_trained_unembedding_replaces_the_machines(kind, generator, tmp_path):
         machine.run(program, X)
 
 
+@pytest.mark.parametrize("there", KINDS)
+@pytest.mark.parametrize("here", KINDS)
+def test_a_program_moves_from_machine_to_machine(here, there, generator):
+    """Any program, here one that nothing compiled, with a trained unembedding, does the same on another machine."""
+    source, goal = build(here, SMALL), build(there, SMALL)
+    program = source.compile(ff.Target.random(SMALL))
+    program.embedding = torch.randn(3, source.width, dtype=torch.float64, generator=generator) * 0.4
+    program.unembedding = torch.randn(source.width, 3, dtype=torch.float64, generator=generator)
+    ported = goal.port(program, source)
+    X = torch.randint(3, (2, 6), generator=generator)
+    want = source.run(program, X, "causal", "dense")
+    assert relative(goal.run(ported, X, "causal", "dense"), want) <= 1e-9
+    gap = goal.attention(ported, X) - source.attention(program, X)
+    assert float(gap.abs().max()) <= 1e-9
+    other = ff.SparseMachine(ff.TargetSpec(heads=1, layers=2, d_in=3, d_head=2))
+    with pytest.raises(ff.SpecError, match="the program's machine serves"):
+        other.port(program, source)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_moving_changes_nothing(kind):
     machine, target = build(kind, SMALL), ff.Target.random(SMALL)

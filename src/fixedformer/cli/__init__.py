@@ -25,6 +25,7 @@ COMMANDS = [
     ("run", "embedding:run", "Run a program on an input file."),
     ("certify", "embedding:certify", "Check a program against its target; exit status 0 holds, 1 does not hold."),
     ("train", "train:train", "Train a fixed machine's program, or a full target, on a task."),
+    ("reproduce", "reproduce:reproduce", "The paper's tables and figure, row by row."),
     ("info", "files:info", "Say what a file of ours holds."),
 ]
 for _name, _place, _help in COMMANDS:

@@ -102,7 +102,7 @@ def train(
     }  # fmt: skip
     given = {name: value for name, value in timing.items() if value is not None}
     recipe = replace(recipe, schedule=replace(recipe.schedule, **given))
-    run = Run(recipe, out, _device(device))
+    run = Run(recipe, out, device_named(device))
     follow(run, f"{task}, {machine}")
     result = run.result()
     rules = ", ".join(f"{name} {share:.1%}" for name, share in result["trivial_rules"].items())
@@ -134,7 +134,8 @@ def _note(record: Record, speed: float) -> str:
     return f"loss {record.loss:.3f}, {best}{speed:.0f} seq/s"
 
 
-def _device(name: str) -> str:
+def device_named(name: str) -> str:
+    """auto, cpu or cuda -> cpu or cuda; SpecError for anything else, or for cuda where there is none."""
     if name == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     if name not in ("cpu", "cuda"):

@@ -5,6 +5,8 @@ product of width at most m, never one a head, and no m x m product. (A machine o
 products; the cheaper order is values first.)
 """
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, layer_norm, linear, scaled_dot_product_attention
@@ -82,9 +84,11 @@ class CoordinateProgram(nn.Module):
             query, key, value, attn_mask=None if causal else allowed, is_causal=causal, scale=1.0
         )
         if route is None:
-            return mixed.sum(-3)
-        flat = mixed.movedim(-3, -2).flatten(-2)
-        return flat.new_zeros(*flat.shape[:-1], self.machine.width).index_add(-1, route[1], flat)
+            summed: Tensor = mixed.sum(-3)
+            return summed
+        flat: Tensor = mixed.movedim(-3, -2).flatten(-2)
+        whole: Tensor = flat.new_zeros(*flat.shape[:-1], self.machine.width).index_add(-1, route[1], flat)
+        return whole
 
     def _frozen_mlp(self, layer: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Weights and biases of nn.Linear(m, r) and nn.Linear(r, m): uniform on (-1, 1) / sqrt(inputs)."""
@@ -93,7 +97,7 @@ class CoordinateProgram(nn.Module):
 
         def draw(inputs: int, *shape: int) -> Tensor:
             unit = torch.rand(shape, generator=generator, dtype=torch.float64) * 2 - 1
-            return (unit * inputs**-0.5).to(dtype)
+            return (unit / math.sqrt(inputs)).to(dtype)
 
         return draw(width, hidden, width), draw(width, hidden), draw(hidden, width, hidden), draw(hidden, width)
 

@@ -19,7 +19,7 @@ from fixedformer.embedding.program import Program
 from fixedformer.embedding.solve import Factorisation, Solution, all_columns, factorise, solve
 from fixedformer.errors import CapacityError, SpecError
 from fixedformer.inputs import finite
-from fixedformer.target import FLOATS, Target, TargetSpec
+from fixedformer.target import FLOATS, TargetSpec
 
 Distribution = Literal["uniform", "gaussian", "orthogonal"]
 
@@ -83,9 +83,9 @@ class FrozenMachine(Machine):
     def describe(self) -> dict[str, Any]:
         return {"kind": self.kind, "looped": self.looped, "width": self.width}
 
-    def program_dtype(self, target: Target) -> torch.dtype:
+    def program_dtype(self, wanted: torch.dtype) -> torch.dtype:
         """The machine's own."""
-        del target
+        del wanted
         return self.dtype
 
     def readout_scale(self, program: Program) -> Tensor:

@@ -20,7 +20,7 @@ from fixedformer.embedding.tree import PathTree
 from fixedformer.errors import SpecError
 from fixedformer.inputs import as_input
 from fixedformer.storage import digest
-from fixedformer.target import Target, TargetSpec
+from fixedformer.target import Card, Target, TargetSpec
 
 Engine = Literal["auto", "dense", "path"]
 
@@ -72,8 +72,8 @@ class Machine(ABC):
         """What a file needs to rebuild this machine (JSON-able)."""
 
     @abstractmethod
-    def program_dtype(self, target: Target) -> torch.dtype:
-        """Precision of the programs that `compile` makes."""
+    def program_dtype(self, wanted: torch.dtype) -> torch.dtype:
+        """Precision of the programs that `compile` makes for a target of precision `wanted`."""
 
     @abstractmethod
     def readout_scale(self, program: Program) -> Tensor:
@@ -109,9 +109,24 @@ class Machine(ABC):
         if target.spec != self.spec:
             raise SpecError(f"the target is {target.spec}, this machine serves {self.spec}; build the machine from the "
                             "target's own spec")  # fmt: skip
-        began = time.perf_counter()
         wanted = Pair(*readouts(TargetStack(target), target.weights.embed, self.tree))
-        found = self._solve(wanted, self.program_dtype(target))
+        return self._make(wanted, target.dtype, target.card)
+
+    def port(self, program: Program, source: "Machine") -> Program:
+        """The program of this machine that does what `program` does on `source`: E with E R_all = E' R'_all.
+
+        Attention and outputs become equal as in `compile`; the program may be compiled or trained. So what was trained
+        where training is easy runs where it is hard. Raises as `compile` does.
+        """
+        source._own(program)
+        if source.spec != self.spec:
+            raise SpecError(f"the program's machine serves {source.spec}, this one {self.spec}")
+        wanted = Pair(*readouts(source.stack(program), program.embedding, self.tree))
+        return self._make(wanted, program.dtype, program.card)
+
+    def _make(self, wanted: Pair, dtype: torch.dtype, card: Card) -> Program:
+        began = time.perf_counter()
+        found = self._solve(wanted, self.program_dtype(dtype))
         report = CompileReport(
             width=self.width,
             columns=self.tree.count,
@@ -121,7 +136,7 @@ class Machine(ABC):
             norm=float(found.embedding.abs().max()),
             seconds=time.perf_counter() - began,
         )
-        return Program(found.embedding, self.spec, self.describe(), self.fingerprint(), report, target.card)
+        return Program(found.embedding, self.spec, self.describe(), self.fingerprint(), report, card)
 
     def run(self, program: Program, X: Any, mask: Mask = None, engine: Engine = "auto") -> Tensor:
         """Outputs (..., tokens, d_out) of this machine under `program`; X is token ids or vectors, as for a target.

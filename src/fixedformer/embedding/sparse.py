@@ -26,7 +26,7 @@ from fixedformer.embedding.program import Program
 from fixedformer.embedding.readouts import OtherExit, readouts, relative_residual
 from fixedformer.embedding.solve import Solution
 from fixedformer.errors import CapacityError
-from fixedformer.target import Target, TargetSpec
+from fixedformer.target import TargetSpec
 
 
 class SparseMachine(Machine):
@@ -76,9 +76,9 @@ class SparseMachine(Machine):
     def describe(self) -> dict[str, object]:
         return {"kind": self.kind, "looped": self.looped, "width": self.width}
 
-    def program_dtype(self, target: Target) -> torch.dtype:
+    def program_dtype(self, wanted: torch.dtype) -> torch.dtype:
         """The target's own: zeros and ones are exact in any."""
-        return target.dtype
+        return wanted
 
     def readout_scale(self, program: Program) -> Tensor:
         """|E| R_all: a selection of |E|, because R_all is one."""

@@ -1,0 +1,79 @@
+"""The coordinate engine equals the definition, outputs and gradients, with MLPs and without."""
+
+import pytest
+import torch
+from machines import build
+from test_trainable import VARIANTS, layer_norm
+
+import fixedformer as ff
+from fixedformer.embedding.coordinates import CoordinateProgram
+from fixedformer.embedding.rule import Rule
+from fixedformer.embedding.trainable import TrainableProgram
+
+WITH_MLP = {
+    "mlp alone": Rule(mlp_width=5),
+    "residual, mlp": Rule(residual=True, mlp_width=5),
+    "pre-norm, mlp": Rule(residual=True, norm="pre", final_norm=True, mlp_width=5, mlp_seed=3),
+    "post-norm, mlp": Rule(residual=True, norm="post", mlp_width=5),
+}
+
+
+def definition(machine, rule, mlps, E, U, X):
+    spec, dtype, n = machine.spec, E.dtype, X.shape[-1]
+    allowed = torch.ones(n, n, dtype=torch.bool).tril()
+    state = E[X]
+    for layer in range(spec.layers):
+        read, update = layer_norm(state) if rule.norm == "pre" else state, 0
+        for head in range(spec.heads):
+            scores = read @ machine.dense_query(layer, head, dtype) @ (read @ machine.dense_key(layer, head, dtype)).mT
+            weights = scores.masked_fill(~allowed, -torch.inf).softmax(-1)
+            update = update + weights @ read @ machine.dense_value(layer, head, dtype)
+        state = state + update if rule.residual else update
+        if rule.mlp_width:
+            first, bias, second, shift = mlps[layer]
+            hidden = (layer_norm(state) if rule.norm == "pre" else state) @ first.T + bias
+            update = (hidden * 0.5 * (1 + torch.erf(hidden / 2**0.5))) @ second.T + shift
+            state = state + update if rule.residual else update
+        state = layer_norm(state) if rule.norm == "post" else state
+    return (layer_norm(state) if rule.final_norm else state) @ U
+
+
+@pytest.mark.parametrize("train_unembedding", [False, True])
+@pytest.mark.parametrize("rule", [*WITH_MLP.values(), *VARIANTS.values()], ids=str)
+@pytest.mark.parametrize("kind", ["sparse", "sparse looped", "random"])
+def test_outputs_and_gradients_equal_the_definition(kind, rule, train_unembedding):
+    machine = build(kind, ff.TargetSpec(heads=2, layers=2, d_in=3, d_head=2, d_out=4))
+    model = CoordinateProgram(machine, rule, train_unembedding, deviation=0.7, dtype=torch.float64)
+    X = torch.randint(3, (2, 6), generator=torch.Generator().manual_seed(1))
+    U = model.fixed_unembedding if model.unembedding is None else model.unembedding
+    want = definition(machine, rule, model.mlps, model.embedding, U, X)
+    out = model(X)
+    assert float(((out - want).abs().max() / want.abs().max()).detach()) <= 1e-11
+    parameters = list(model.parameters())
+    for a, b in zip(
+        torch.autograd.grad(out.square().sum(), parameters), torch.autograd.grad(want.square().sum(), parameters)
+    ):
+        assert float((a - b).abs().max() / b.abs().max()) <= 1e-9
+
+
+def test_both_engines_start_alike():
+    """One seed gives the same parameters, so a run may change engine without changing what it computes."""
+    machine = ff.SparseMachine(ff.TargetSpec(heads=2, layers=2, d_in=3, d_head=2))
+    X = torch.tensor([[0, 1, 2, 1]])
+    one, two = (kind(machine, Rule(residual=True), True, 0.3, seed=4) for kind in (TrainableProgram, CoordinateProgram))
+    assert torch.equal(one.embedding, two.embedding)
+    assert torch.allclose(one(X), two(X), rtol=0, atol=1e-5)
+
+
+def test_the_mlp_is_drawn_as_pytorch_draws_linear_layers():
+    machine = ff.SparseMachine(ff.TargetSpec(heads=2, layers=1, d_in=3, d_head=2))
+    model = CoordinateProgram(machine, Rule(mlp_width=400))
+    into, bias, out, shift = model.mlps[0]
+    reference = torch.nn.Linear(machine.width, 400)
+    assert into.shape == reference.weight.shape
+    assert float(into.std()) == pytest.approx(float(reference.weight.detach().std()), rel=0.05)
+    assert float(into.abs().max()) <= machine.width**-0.5
+    assert float(out.abs().max()) <= 400**-0.5
+    assert bias.shape == (400,)
+    assert shift.shape == (machine.width,)
+    assert not any(p.shape == into.shape for p in model.parameters())
