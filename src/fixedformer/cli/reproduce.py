@@ -21,7 +21,7 @@ def reproduce(
     *,
     out: Annotated[Path, Parameter(name=["--out", "-o"])],
     scale: Scale = "small",
-    rows: list[str] | None = None,
+    rows: Annotated[list[str] | None, Parameter(consume_multiple=True)] = None,
     estimate: bool = False,
     list_: Annotated[bool, Parameter(name="--list")] = False,
     device: str = "auto",

@@ -60,7 +60,8 @@ class Row:
     @property
     def name(self) -> str:
         """A path-like name: task/machine/variant."""
-        return f"{self.task}/{self.machine}/{self.variant.replace('+ ', '').replace(' ', '-')}"
+        words = "".join(c if c.isalnum() or c == "-" else " " for c in self.variant).split()
+        return "/".join((self.task, self.machine, "-".join(words)))
 
 
 def rows(item: Item, scale: Scale) -> list[Row]:
