@@ -21,12 +21,21 @@ _HOME = {
     "Target": "target",
     "Card": "target",
     "one_hot": "inputs",
+    "LoopedApproximator": "loop.approximator",
+    "LoopProgram": "loop.program",
+    "lipschitz": "loop.moduli",
+    "save_loop_program": "loop.files",
+    "load_loop_program": "loop.files",
 }
 
 if TYPE_CHECKING:
     from fixedformer.certificate import Certificate, Check
     from fixedformer.errors import CapacityError, CertificateError, FixedformerError, SpecError, StorageError
     from fixedformer.inputs import one_hot
+    from fixedformer.loop.approximator import LoopedApproximator
+    from fixedformer.loop.files import load_loop_program, save_loop_program
+    from fixedformer.loop.moduli import lipschitz
+    from fixedformer.loop.program import LoopProgram
     from fixedformer.target import Card, Target, TargetSpec
 
 __all__ = [
@@ -36,11 +45,16 @@ __all__ = [
     "CertificateError",
     "Check",
     "FixedformerError",
+    "LoopProgram",
+    "LoopedApproximator",
     "SpecError",
     "StorageError",
     "Target",
     "TargetSpec",
+    "lipschitz",
+    "load_loop_program",
     "one_hot",
+    "save_loop_program",
 ]
 
 

@@ -20,10 +20,17 @@ Exact = int | Fraction
 Sequences = Sequence[Sequence[Sequence[Exact]]]  # (sequences, tokens, size)
 FractionRows = list[list[list[Fraction]]]  # (sequences, tokens, rows)
 Watch = Callable[[int, FractionRows], None]
+Tick = Callable[[int, int], None]  # loops done, of how many
+TICK = 64
+"""Loops between two calls of a `Tick`."""
 
 
 def run_rational(
-    network: LoopedNetwork, X: Sequences, loops: int | None = None, watch: Watch | None = None
+    network: LoopedNetwork,
+    X: Sequences,
+    loops: int | None = None,
+    watch: Watch | None = None,
+    tick: Tick | None = None,
 ) -> FractionRows:
     """Outputs (sequences, tokens, size_out) as fractions. `watch(t, state)` sees the state before loop t, and the last.
 
@@ -37,6 +44,8 @@ def run_rational(
     b1, b2 = column(full.b1), column(full.b2)
     states = [affine(network.first, tokens) for tokens in X]
     for t in range(loops):
+        if tick is not None and t % TICK == 0:
+            tick(t, loops)
         if watch is not None:
             watch(t, [transposed(state) for state in states])
         for n, state in enumerate(states):
@@ -108,7 +117,11 @@ def transposed(state: fmpq_mat) -> list[list[Fraction]]:
 
 @torch.no_grad()
 def run_float64(
-    network: LoopedNetwork, X: Tensor, loops: int | None = None, watch: Callable[[int, Tensor], None] | None = None
+    network: LoopedNetwork,
+    X: Tensor,
+    loops: int | None = None,
+    watch: Callable[[int, Tensor], None] | None = None,
+    tick: Tick | None = None,
 ) -> Tensor:
     """Outputs (..., tokens, size_out) for X (..., tokens, size_in), float64. `watch(t, state)` as in `run_rational`."""
     loops = network.resolve_loops(loops)
@@ -117,6 +130,8 @@ def run_float64(
     enter, start = network.first.tensors()
     state = X.to(torch.float64) @ enter.mT + start  # (..., tokens, rows)
     for t, scale in zip(range(loops), scales(network)):
+        if tick is not None and t % TICK == 0:
+            tick(t, loops)
         if watch is not None:
             watch(t, state.clone())
         if network.block.heads:

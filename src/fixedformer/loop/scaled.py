@@ -10,7 +10,7 @@ Rows that hold one value for all tokens (the binary fractions of step 3, thousan
 their cost does not grow with the number of tokens.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import lcm
@@ -20,7 +20,7 @@ import numpy as np
 
 from fixedformer.errors import SpecError
 from fixedformer.loop.block import LoopedNetwork, Terms
-from fixedformer.loop.dense import FractionRows, Sequences
+from fixedformer.loop.dense import TICK, FractionRows, Sequences, Tick, Watch
 
 Column = Any  # an int, the same for all tokens, or an object array (sequences, tokens) of ints
 IntTerms = list[tuple[int, int]]
@@ -58,7 +58,8 @@ def run_scaled(
     network: LoopedNetwork,
     X: Sequences,
     loops: int | None = None,
-    watch: Callable[[int, FractionRows], None] | None = None,
+    watch: Watch | None = None,
+    tick: Tick | None = None,
 ) -> FractionRows:
     """What `dense.run_rational` returns, for networks without a clock.
 
@@ -73,6 +74,8 @@ def run_scaled(
     block = scale_block(network, [lcm(*(v.denominator for v in row)) for row in start], shape[1])
     state = [as_column(row, D, shape) for row, D in zip(start, block.denominators)]
     for t in range(loops):
+        if tick is not None and t % TICK == 0:
+            tick(t, loops)
         if watch is not None:
             watch(t, as_fractions(state, block.denominators, shape))
         attend(block, state, shape)
