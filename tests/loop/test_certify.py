@@ -11,6 +11,7 @@ from fixedformer.loop.approximator import LoopedApproximator
 from fixedformer.loop.certify import Rate, cell_errors, rates, slope, theorem_slope
 from fixedformer.loop.examples import product, spread, wave
 from fixedformer.loop.files import load_loop_program, save_loop_program
+from fixedformer.loop.grid import Grid
 from fixedformer.storage import read_header, write
 
 OPTIONS = [
@@ -111,6 +112,8 @@ def test_error_falls_with_loops_at_least_as_fast_as_the_theorem_says() -> None:
 
 
 def test_slope_by_hand() -> None:
+    slopes = [theorem_slope(Grid(*sizes)) for sizes in ((1, 1, 4), (1, 3, 4), (2, 3, 4))]
+    assert slopes == pytest.approx([-1 / 3, -0.5 / 5, -1 / 9])
     lines = [Rate(n, 1, loops, 1, 1, "exact", error, 1.0, "declared") for n, loops, error in
              ((2, 10, 1.0), (4, 1000, 0.1), (8, 100_000, 0.01))]  # fmt: skip
     assert slope(lines) == pytest.approx(-0.5)
