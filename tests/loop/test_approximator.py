@@ -257,10 +257,21 @@ def test_where_the_bits_variant_keeps_its_program() -> None:
         assert networks[0].last != networks[1].last
 
 
-def test_slim_sizes() -> None:
-    sizes = LoopedApproximator(1, 2, 8, form="slim").sizes()
-    assert sizes == {"state": 18, "width": 37, "heads": 2}
-    assert LoopedApproximator(2, 2, 2, form="slim", arithmetic="exact").sizes()["width"] == 53
+@pytest.mark.parametrize("d", [1, 2, 3])
+def test_sizes_are_those_of_the_documentation(d: int) -> None:
+    """docs/theory/loop.md, section 8."""
+    for options, state, width in (
+        ({"form": "paper", "arithmetic": "exact"}, 17 * d + 9, 37 * d + 16),
+        ({"form": "slim", "arithmetic": "exact"}, 7 * d + 11, 16 * d + 21),
+        ({"variant": "timestep"}, 3 * d + 10, 2 * d + 22),
+        ({"variant": "timestep", "form": "paper"}, 9 * d + 9, 15 * d + 16),
+    ):
+        sizes = LoopedApproximator(d, 1, 2, **options).sizes()
+        assert sizes == {"state": state, "width": width, "heads": 2}
+        assert width <= paper_width(d)
+    if d < 3:
+        preshifted = LoopedApproximator(d, 1, 2)
+        assert preshifted.sizes() == {"state": 7 * d + 11, "width": 12 * d + 21, "heads": 2}
 
 
 def test_trace_ends_at_the_answer() -> None:
