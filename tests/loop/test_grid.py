@@ -85,6 +85,7 @@ def test_a_table_that_does_not_fit_is_refused_before_anything_is_allocated() -> 
     [
         (lambda X: X[:1], r"must map an array \(2, 1\) to \(2, 1\), it returned \(1, 1\)"),
         (lambda X: X / 0 if X.min() == 0 else X, "the function is NaN or infinite at X ="),
+        (lambda X: X[:, 5], r"the function failed at X = .*: IndexError: index 5"),
         (lambda _: "word", "must return an array .* of numbers, got str"),
         (lambda _: None, r"must map an array \(2, 1\) to \(2, 1\)|of numbers, got NoneType"),
     ],

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fixedformer.errors import SpecError
-from fixedformer.loop.block import LoopedNetwork
+from fixedformer.loop.block import Clock, LoopedNetwork
 from fixedformer.loop.context import contextual_network, sequence_network
 from fixedformer.loop.dense import FractionRows, run_float64, run_rational
 from fixedformer.loop.extract import Steps, bit_sum_network, encode, value_network
@@ -41,6 +41,10 @@ def test_quantiser_is_right_from_each_corner_to_the_ramp(d: int, n: int, form: s
     for inside in (F(0), F(1, n) - edge):
         tokens = [[F(c, n) + inside for c in cell] for cell in cells]
         assert exactly(network, [tokens]) == [[list(cell) for cell in cells]]
+        floats = run_float64(network, torch.tensor([[[float(v) for v in t] for t in tokens]], dtype=torch.float64))
+        # A corner may round to just below its threshold, into the ramp: 2^-53 of 1/ε.
+        truth = torch.tensor([cells], dtype=torch.float64)
+        torch.testing.assert_close(floats, truth, rtol=0, atol=2.0**-50 * n * float(1 / edge))
     assert network.loops == n - 1
     assert (len(network.block.rows), network.block.width) == ((5 * d, 7 * d) if form == "paper" else (2 * d, 2 * d))
     assert network.block.largest_weight <= max(1 / edge, n)
@@ -59,6 +63,8 @@ def test_sequence_ids_for_every_ordering(base: int, tokens: int) -> None:
     network = sequence_network(base, tokens)
     expected = [[[oracles.sequence_id(ids, base)]] * tokens for ids in sequences]
     assert exactly(network, [[[z] for z in ids] for ids in sequences]) == expected
+    floats = run_float64(network, torch.tensor(sequences, dtype=torch.float64)[..., None])
+    assert floats.tolist() == expected
     assert (len(network.block.rows), network.block.width, len(network.block.heads)) == (5, 3, 1)
     assert network.loops == tokens
 
@@ -188,8 +194,8 @@ def test_without_loop_zero_the_first_value_is_lost() -> None:
     table = [[F(1, 2)], [F(1, 3)], [F(1, 4)]]
     whole = memory_network(table, "ratio")
     assert run_rational(whole, [[[0]]]) == [[[F(1, 2)]]]
-    late = LoopedNetwork(whole.block, whole.first, whole.last, 2, clock=type(whole.clock)(whole.clock.rows,
-                         whole.clock.values[1:]))  # fmt: skip
+    clock = Clock(whole.clock.rows, whole.clock.values[1:])
+    late = LoopedNetwork(whole.block, whole.first, whole.last, 2, clock=clock)
     assert run_rational(late, [[[0]]]) != [[[F(1, 2)]]]
 
 

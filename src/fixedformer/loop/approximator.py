@@ -133,9 +133,9 @@ class LoopedApproximator:
     @cached_property
     def _fingerprint(self) -> str:
         fixed = self._fixed()
-        parts = [self.variant, self.attention, self.load, fixed.block.digest(), repr(fixed.first)]
+        parts = [self.variant, self.attention, self.load, fixed.block.digest(), fixed.first.digest()]
         if self.variant == "timestep":
-            parts.append(repr(fixed.last))
+            parts.append(fixed.last.digest())
         return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
     def compile(self, function: Function, progress: Progress | None = None) -> LoopProgram:
@@ -165,7 +165,7 @@ class LoopedApproximator:
 
     def network(self, program: LoopProgram) -> LoopedNetwork:
         """The whole looped network, weights and all: what `run(engine="dense")` multiplies out."""
-        self._require_own(program)
+        self.require_own(program)
         if program.steps is not None:
             return composite.bits_network(self.layout, program.steps, self.load)
         return composite.timestep_network(self.layout, clock_table(program), self.values, self.value_bound)
@@ -187,7 +187,7 @@ class LoopedApproximator:
         inputs = self._inputs(X)
         flat = inputs.reshape(-1, *inputs.shape[-2:])
         if self.arithmetic == "float64":
-            self._require_own(program)
+            self.require_own(program)
             return self._run_float(program, flat, loops, engine, ticker(progress)).reshape(inputs.shape)
         rows = [[[Fraction(v) for v in token] for token in sequence] for sequence in flat.tolist()]
         out = self.run_exact(program, rows, loops, engine, progress)
@@ -205,7 +205,7 @@ class LoopedApproximator:
 
         Raises SpecError for an approximator that is not exact, or a shape or value that does not fit.
         """
-        self._require_own(program)
+        self.require_own(program)
         one_of("engine", engine, ("fast", "dense"))
         if self.arithmetic != "exact":
             raise SpecError("this approximator runs in float64; build it with arithmetic='exact' for rational results")
@@ -221,7 +221,7 @@ class LoopedApproximator:
             return run_rational(self.network(program), rows, loops, tick=ticker(progress))
         ids = run_scaled(composite.contextual_id_network(self.layout), rows)
         distinct = sorted({token[0] for sequence in ids for token in sequence})
-        network = self._values(program)
+        network = self.value_network(program)
         later = max(0, loops - self.layout.idle)
         runner = run_scaled if network.clock is None else run_rational
         values = dict(zip(distinct, runner(network, [[[k] for k in distinct]], later, tick=ticker(progress))[0]))
@@ -257,7 +257,7 @@ class LoopedApproximator:
         """
         from fixedformer.loop.certify import certify  # it needs this class
 
-        self._require_own(program)
+        self.require_own(program)
         return certify(self, program, function, inputs, samples, seed, progress)
 
     def _choose_arithmetic(self, wanted: str, form: str) -> Arithmetic:
@@ -287,8 +287,9 @@ class LoopedApproximator:
         blank = Steps((Fraction(0),) * d, (Fraction(0),) * d, (zeros,) * d, (zeros,) * d)
         return composite.bits_network(self.layout, blank, self.load)
 
-    def _values(self, program: LoopProgram) -> LoopedNetwork:
-        """Step 3 alone: k -> values."""
+    def value_network(self, program: LoopProgram) -> LoopedNetwork:
+        """Step 3 alone, k -> values: Lemma 4.1's or Theorem 4.2's network with this program."""
+        self.require_own(program)
         if program.steps is not None:
             return extract.value_network(program.steps, self.form)
         return memorise.memory_network(clock_table(program), self.values, self.value_bound)
@@ -303,7 +304,7 @@ class LoopedApproximator:
         ids = run_float64(composite.contextual_id_network(self.layout), X)  # (sequences, tokens, 1)
         distinct, where = torch.unique(ids, return_inverse=True)
         later = max(0, loops - self.layout.idle)
-        values = run_float64(self._values(program), distinct[None, :, None], later, tick=tick)[0]
+        values = run_float64(self.value_network(program), distinct[None, :, None], later, tick=tick)[0]
         return values[where.squeeze(-1)]
 
     def _inputs(self, X: Any) -> Tensor:
@@ -334,7 +335,8 @@ class LoopedApproximator:
             raise SpecError(f"this machine runs 0 to {self.loops} loops, got {loops}; leave it out to run all")
         return loops
 
-    def _require_own(self, program: LoopProgram) -> None:
+    def require_own(self, program: LoopProgram) -> None:
+        """Raise SpecError for a program that another machine compiled."""
         if program.machine_fingerprint != self.fingerprint():
             raise SpecError(
                 f"this program was compiled for another machine (d={program.grid.d}, tokens={program.grid.tokens}, "
@@ -359,9 +361,9 @@ def ticker(progress: Progress | None) -> Tick | None:
     return None if progress is None else lambda done, of: progress("looping", done, of)
 
 
-def clock_table(program: LoopProgram) -> list[list[Fraction]]:
+def clock_table(program: LoopProgram) -> Tensor:
     assert program.clock is not None  # a timestep program has one
-    return [[Fraction(v) for v in row] for row in program.clock.tolist()]
+    return torch.from_numpy(program.clock)
 
 
 def rounded(tokens: Sequence[Sequence[Fraction]]) -> Tensor:

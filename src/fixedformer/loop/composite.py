@@ -18,6 +18,9 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
 
+import torch
+from torch import Tensor
+
 from fixedformer.loop import extract, memorise
 from fixedformer.loop.block import (
     Attention,
@@ -33,7 +36,7 @@ from fixedformer.loop.context import add_ceiling, add_last_coordinate, add_picke
 from fixedformer.loop.extract import Steps
 from fixedformer.loop.gadgets import Reads, add_impulse
 from fixedformer.loop.grid import Grid
-from fixedformer.loop.memorise import Table, Values
+from fixedformer.loop.memorise import Values
 from fixedformer.loop.quantise import Form, add_quantiser, coordinate_row
 
 Load = Literal["impulse", "preshift"]
@@ -164,20 +167,23 @@ def timestep_block(layout: Layout, values: Values, bound: Weight) -> LoopedNetwo
     return finish(draft, layout, 0, memorise.read_out(d, values, bound))
 
 
-def timestep_network(layout: Layout, table: Table, values: Values, bound: Weight = 1) -> LoopedNetwork:
-    """Theorem 4.2 behind steps 1 and 2: the block of `timestep_block`, and the program as its clock η."""
+def timestep_network(layout: Layout, table: Tensor, values: Values, bound: Weight = 1) -> LoopedNetwork:
+    """Theorem 4.2 behind steps 1 and 2: the block of `timestep_block`, and the program as its clock η.
+
+    table (K, d) float64, standing for the exact values of its floats.
+    """
     fixed = timestep_block(layout, values, bound)
-    names = memorise.clock_rows(layout.grid.d, values)
-    waiting = [(Fraction(0),) * len(names)] * layout.idle
-    if values == "ratio":
-        first = memorise.shift_up(table[:1], bound)[0]
+    rows = tuple(fixed.block.row(name) for name in memorise.clock_rows(layout.grid.d, values))
+    if values == "trapezoid":
+        waiting = torch.zeros(layout.idle, len(rows), dtype=torch.float64)
+        clock = Clock(rows, torch.cat([waiting, table]))
+    else:
+        exact = memorise.fractions(table)
+        still = [(Fraction(0),) * len(rows)] * (layout.idle - 1)
         # y <- y + η y from 1 to y_0, in the last idle loop.
-        waiting[-1] = tuple(v for y in first for v in (y - 1, Fraction(0)))
-    clock = Clock(
-        tuple(fixed.block.row(name) for name in names),
-        tuple(waiting + memorise.clock_values(table, values, bound)),
-    )
-    return LoopedNetwork(fixed.block, fixed.first, fixed.last, len(clock.values), fixed.attention, clock)
+        begin_at = tuple(v for y in memorise.shift_up(exact[:1], bound)[0] for v in (y - 1, Fraction(0)))
+        clock = Clock(rows, [*still, begin_at, *memorise.clock_values(exact, bound)])
+    return LoopedNetwork(fixed.block, fixed.first, fixed.last, layout.idle + len(table), fixed.attention, clock)
 
 
 def paper_rows(d: int) -> int:

@@ -79,7 +79,7 @@ def attend(full: Matrices, state: fmpq_mat) -> fmpq_mat:
 def clocked(network: LoopedNetwork, t: int, update: fmpq_mat) -> fmpq_mat:
     """η(t) ⊙ update."""
     if network.clock is not None:
-        for row, scale in zip(network.clock.rows, network.clock.values[t]):
+        for row, scale in zip(network.clock.rows, network.clock.at(t)):
             for i in range(update.ncols()):
                 update[row, i] = update[row, i] * rational(scale)
     return update

@@ -22,7 +22,7 @@ KIND = "loop-program"
 
 def save_loop_program(machine: LoopedApproximator, program: LoopProgram, path: PathLike) -> None:
     """Write a program and its machine's sizes, atomically. Raises SpecError for another machine's program."""
-    machine._require_own(program)
+    machine.require_own(program)
     tensors = {
         "entries": torch.from_numpy(program.table.entries),
         "values": torch.from_numpy(program.table.values),

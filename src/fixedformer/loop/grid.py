@@ -113,8 +113,11 @@ class Table:
 
 
 def call(function: Function, X: Array) -> Array:
-    """function(X) as float64 (tokens, d). Raises SpecError for another shape, NaN or infinity."""
-    returned = function(X.copy())
+    """function(X) as float64 (tokens, d). Raises SpecError when it fails, and for another shape, NaN or infinity."""
+    try:
+        returned = function(X.copy())
+    except Exception as error:
+        raise SpecError(f"the function failed at X = {X.tolist()}: {type(error).__name__}: {error}") from error
     if isinstance(returned, torch.Tensor):
         returned = returned.detach().cpu()
     try:

@@ -14,6 +14,8 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Literal
 
+from torch import Tensor
+
 from fixedformer.errors import SpecError
 from fixedformer.loop.block import BlockBuilder, Clock, LoopedNetwork, Weight, enter, leave
 from fixedformer.loop.gadgets import add_trapezoid
@@ -55,10 +57,8 @@ def clock_rows(d: int, values: Values) -> list[str]:
     return [f"s{i}" for i in range(d)] if values == "trapezoid" else [f"{n}{i}" for i in range(d) for n in "ys"]
 
 
-def clock_values(table: Table, values: Values, bound: Weight = 1) -> list[tuple[Fraction, ...]]:
-    """η(l) for l = 0 .. K-1, in the order of `clock_rows`."""
-    if values == "trapezoid":
-        return [tuple(row) for row in table]
+def clock_values(table: Table, bound: Weight = 1) -> list[tuple[Fraction, ...]]:
+    """The ratio form's η(l) for l = 0 .. K-1, in the order of `clock_rows`. (The trapezoid form's is the table.)"""
     shifted = shift_up(table, bound)
     first = tuple(Fraction(v) for _ in shifted[0] for v in (0, 1))
     rows = [first]
@@ -66,6 +66,11 @@ def clock_values(table: Table, values: Values, bound: Weight = 1) -> list[tuple[
         ratios = [b / a for a, b in zip(before, now)]
         rows.append(tuple(v for ratio in ratios for v in (ratio - 1, ratio)))
     return rows
+
+
+def fractions(table: Table | Tensor) -> Table:
+    """The table's exact values."""
+    return [[Fraction(v) for v in row] for row in table.tolist()] if isinstance(table, Tensor) else table
 
 
 def shift_up(table: Table, bound: Weight) -> list[list[Fraction]]:
@@ -85,10 +90,11 @@ def read_out(d: int, values: Values, bound: Weight = 1) -> list[tuple[Mapping[st
     return [({f"s{i}": 1}, -shift) for i in range(d)]
 
 
-def memory_network(table: Table, values: Values = "trapezoid", bound: Weight = 1) -> LoopedNetwork:
+def memory_network(table: Table | Tensor, values: Values = "trapezoid", bound: Weight = 1) -> LoopedNetwork:
     """Theorem 4.2 alone: k -> y_k for k = 0 .. K-1, in K loops. The block depends on d (and `bound`) only.
 
-    In the ratio form L1 holds y_0, as in the paper: (k, k, y_0, 0).
+    table (K, d): fractions, or a float64 tensor, which stands for the exact values of its floats. In the ratio form L1
+    holds y_0, as in the paper: (k, k, y_0, 0).
     """
     d = len(table[0])
     builder = BlockBuilder()
@@ -98,8 +104,9 @@ def memory_network(table: Table, values: Values = "trapezoid", bound: Weight = 1
     start: dict[str, Weight] = {}
     if values == "ratio":
         copies |= {f"index{i}": {0: 1} for i in range(d)}
+        table = fractions(table)
         start = {f"y{i}": y for i, y in enumerate(shift_up(table, bound)[0])}
     rows = tuple(block.row(name) for name in clock_rows(d, values))
-    clock = Clock(rows, tuple(clock_values(table, values, bound)))
+    clock = Clock(rows, table if values == "trapezoid" else clock_values(fractions(table), bound))
     last = leave(block, read_out(d, values, bound))
     return LoopedNetwork(block, enter(block, 1, copies, start), last, loops=len(table), clock=clock)
