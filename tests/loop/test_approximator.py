@@ -156,14 +156,14 @@ def test_timestep_network_at_8192_is_right_to_the_bit() -> None:
     assert (machine.run(program, X) - truth).abs().max() <= 1e-12
 
 
-def test_ratio_form_at_ten_thousand() -> None:
-    """Shift 2, |y| <= 1, every one of 10,000 indices: within 1e-6 as promised, and within 1e-8 as measured."""
+@pytest.mark.parametrize("stride", [97, pytest.param(1, marks=pytest.mark.slow)])
+def test_ratio_form_at_ten_thousand(stride: int) -> None:
+    """Shift 2, |y| <= 1, K = 10,000: within 1e-6 is promised, 1e-8 is what a rounding a loop allows."""
     K = 10_000
-    table = [[F(v)] for v in np.random.default_rng(0).uniform(-1, 1, K).tolist()]
-    network = memory_network(table, "ratio")
-    got = run_float64(network, torch.arange(float(K), dtype=torch.float64)[None, :, None]).ravel()
-    error = float((got - torch.tensor([float(row[0]) for row in table], dtype=torch.float64)).abs().max())
-    assert error <= 1e-8
+    table = torch.rand(K, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    k = torch.arange(0, K, stride)
+    got = run_float64(memory_network(table, "ratio"), k[None, :, None])[0]
+    assert float((got - table[k]).abs().max()) <= 1e-8
 
 
 @pytest.mark.parametrize(("d", "tokens", "n"), [(1, 2, 8), (1, 3, 4), (2, 2, 2), (1, 4, 4)])

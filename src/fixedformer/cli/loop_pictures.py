@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-CURVE, SQUARE = 801, 81
+CURVE, SQUARE = 801, 61
 """Points of a curve, and of each side of a square."""
 
 
