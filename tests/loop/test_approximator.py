@@ -10,6 +10,7 @@ from torch import Tensor
 
 import fixedformer as ff
 from fixedformer.errors import CapacityError, SpecError
+from fixedformer.loop import composite
 from fixedformer.loop.approximator import LoopedApproximator, required_sharpness
 from fixedformer.loop.composite import paper_rows, paper_width
 from fixedformer.loop.dense import run_float64, run_rational
@@ -85,6 +86,25 @@ def test_both_engines_and_forms_give_the_reference_table(
     assert machine.run_exact(program, points) == truth
     assert run_scaled(machine.network(program), points) == truth
     assert machine.run_exact(program, points[:2], engine="dense") == truth[:2]
+
+
+@pytest.mark.parametrize("form", ["paper", "slim"])
+@pytest.mark.parametrize("load", ["impulse", "preshift"])
+@pytest.mark.parametrize("bits", [[1] * 17, [0] + [1] * 16, [1, 0] + [1] * 15, [0] * 16 + [1], [0, 1] * 8 + [0]])
+def test_the_composite_reads_the_hardest_bits(bits: list[int], load: str, form: str) -> None:
+    """Fractions one unit below 1/2 or 1, and single last bits, exactly; in float64 too where it has the form for it."""
+    machine = LoopedApproximator(1, 1, 3, arithmetic="exact", form=form)
+    steps = Steps((F(0),), (F(1),), (tuple(bits),), ((0,) * 17,))
+    network = composite.bits_network(machine.layout, steps, load)
+    ids, points = corners(machine)
+    truth = []
+    for order in ids:
+        (k,) = oracles.contextual_ids(order, 1, 3)
+        truth.append([[F(1, 2) + sum(bits[:k])]])
+    assert run_rational(network, points) == truth
+    assert run_scaled(network, points) == truth
+    if load == "preshift":
+        assert run_float64(network, floats(points)).tolist() == truth
 
 
 @pytest.mark.parametrize(("d", "tokens", "n"), [(1, 1, 2), (1, 1, 3), (1, 1, 4), (1, 1, 5), (1, 2, 2), (2, 1, 2)])

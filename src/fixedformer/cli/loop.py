@@ -5,6 +5,7 @@ import json as jsonlib
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -101,6 +102,7 @@ def read_function(text: str, d: int, constants: tuple[float, float, float] | Non
     """The function that the command line names. Raises SpecError for one that cannot be found or parsed."""
     target: Any = imported(text) if is_module(text) else Expression(text, d)
     if constants is not None:
+        target = partial(target)  # a function of one's own to write on; the module's is left as it is
         setattr(target, ATTRIBUTE, Lipschitz(*constants))
     return target  # type: ignore[no-any-return]
 
@@ -118,10 +120,11 @@ def imported(text: str) -> Function:
         sys.path.insert(0, "")
     try:
         found = getattr(importlib.import_module(module), name)
-    except ImportError as error:
-        raise SpecError(f"cannot import '{module}' ({error}); is it installed, or in this folder?") from None
     except AttributeError:
         raise SpecError(f"module '{module}' has no '{name}'") from None
+    except Exception as error:  # whatever a module does when it is imported
+        reason = f"{type(error).__name__}: {error}"
+        raise SpecError(f"cannot import '{module}' ({reason}); is it installed, or in this folder?") from error
     if not callable(found):
         raise SpecError(f"'{text}' is a {type(found).__name__}, a function is needed")
     return found  # type: ignore[no-any-return]
