@@ -309,12 +309,18 @@ def test_trace_ends_at_the_answer() -> None:
     X = torch.tensor([[0.4], [0.9]], dtype=torch.float64)
     trace = machine.trace(program, X)
     assert trace.states.shape == (machine.loops + 1, 2, len(trace.rows))
-    k = trace.states[machine.layout.idle, :, trace.rows.index("k0.up")].tolist()
+    assert trace.loops == tuple(range(machine.loops + 1))
+    k = trace.after(machine.layout.idle, "k0.up").tolist()
     assert k == [float(v) for v in oracles.contextual_ids((1, 2), 1, 3)]
-    sums = {name: trace.states[-1, :, trace.rows.index(name)] for name in ("sum0.up", "sum0.down")}
+    sums = {name: trace.after(machine.loops, name) for name in ("sum0.up", "sum0.down")}
     start, step = float(program.steps.start[0]), float(program.steps.step[0])
     rebuilt = start + step * (0.5 + sums["sum0.up"] - sums["sum0.down"])
     torch.testing.assert_close(rebuilt[:, None], machine.run(program, X))
+    few = machine.trace(program, X, when=[0, 5, machine.loops])
+    assert few.loops == (0, 5, machine.loops)
+    assert torch.equal(few.states, trace.states[[0, 5, -1]])
+    with pytest.raises(SpecError, match="runs 0 to 59 loops, got 60"):
+        machine.trace(program, X, when=[60])
 
 
 def test_a_long_exact_run_keeps_its_rows_small() -> None:
@@ -383,6 +389,12 @@ def test_exact_runs_want_exact_machines_and_fitting_rows() -> None:
         exact.run_exact(program, [[[F(0)]]])
     with pytest.raises(SpecError, match="must lie in"):
         exact.run_exact(program, [[[F(0)], [F(3, 2)]]])
+
+
+def test_traces_follow_one_sequence() -> None:
+    machine = LoopedApproximator(1, 2, 2)
+    with pytest.raises(SpecError, match=r"follows one sequence \(tokens, d\), got shape \(3, 2, 1\)"):
+        machine.trace(machine.compile(product), torch.zeros(3, 2, 1))
 
 
 def test_public_names() -> None:

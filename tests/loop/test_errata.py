@@ -15,7 +15,7 @@ from fixedformer.loop import composite
 from fixedformer.loop.approximator import LoopedApproximator
 from fixedformer.loop.block import Block, BlockBuilder, Clock, Head, LoopedNetwork, Neuron, enter, leave
 from fixedformer.loop.context import contextual_network, sequence_network
-from fixedformer.loop.dense import run_float64, run_rational
+from fixedformer.loop.dense import Watch, run_float64, run_rational
 from fixedformer.loop.examples import wave
 from fixedformer.loop.extract import Steps, bit_sum_network, value_network
 from fixedformer.loop.memorise import add_memory
@@ -162,7 +162,7 @@ def test_29_without_a_ceiling_s_overflows(monkeypatch: pytest.MonkeyPatch) -> No
     assert torch.isfinite(machine.run(program, X, engine="dense")).all()
     monkeypatch.setattr(composite, "add_ceiling", lambda *_: None)
     states = []
-    run_float64(machine.network(program), X, watch=lambda _, state: states.append(state))
+    run_float64(machine.network(program), X, watch=Watch(lambda _, state: states.append(state)))
     assert not torch.isfinite(states[-1]).all()
     first = next(t for t, state in enumerate(states) if not torch.isfinite(state).all())
     assert 300 < first < 400  # 308 / log10(8) loops

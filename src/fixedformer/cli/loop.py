@@ -14,6 +14,7 @@ from cyclopts import App
 from rich.console import Console
 from rich.table import Table
 
+from fixedformer.cli.loop_pictures import approximation_picture, drawn_loops, trace_picture
 from fixedformer.errors import CapacityError, SpecError
 from fixedformer.loop import Lipschitz, LoopedApproximator, LoopProgram, Trace
 from fixedformer.loop.certify import Rate, rates, slope, theorem_slope
@@ -87,7 +88,7 @@ def approximate(
     program = machine.compile(target, progress)
     certificate = machine.certify(program, target, samples=samples, seed=seed, progress=progress)
     example = torch.rand(tokens, d, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    trace = machine.trace(program, example, progress=progress)
+    trace = machine.trace(program, example, sorted({*moments(machine), *drawn_loops(machine)}), progress)
     if json:
         print(jsonlib.dumps({"rates": [vars(line) for line in lines], "slope": slope_of(lines),
                              "certificate": jsonlib.loads(certificate.to_json())}, indent=2))  # fmt: skip
@@ -185,20 +186,23 @@ def show(lines: Sequence[Rate], machine: LoopedApproximator, example: torch.Tens
     wide.print(trace_table(machine, trace))
 
 
+def moments(machine: LoopedApproximator) -> dict[int, str]:
+    """Numbers of loops after which something has happened, and what."""
+    layout, steps = machine.layout, machine.loops - machine.layout.idle
+    found = {0: "start", layout.first_load: "cells known", layout.first_load + 1: "ids loaded"}
+    found |= {layout.first_load + 1 + j: f"{j} picked" for j in range(1, machine.grid.tokens)}
+    found |= {layout.idle: "table entry k loaded"}
+    found |= {layout.idle + steps * j // 4: f"{j}/4 of the table read" for j in (1, 2, 3)}
+    return found | {machine.loops: "end"}
+
+
 def trace_table(machine: LoopedApproximator, trace: Trace) -> Table:
-    layout, shown = machine.layout, ("S0", "id", "key", "picked", "s", counter_row(trace), *sum_rows(trace))
-    moments = {0: "start", layout.first_load: "cells known", layout.first_load + 1: "ids loaded"}
-    moments |= {layout.first_load + 1 + j: f"{j} picked" for j in range(1, machine.grid.tokens)}
-    moments |= {layout.idle: "table entry k loaded"}
-    steps = machine.loops - layout.idle
-    moments |= {layout.idle + steps * j // 4: f"{j}/4 of the table read" for j in (1, 2, 3)}
-    moments |= {machine.loops: "end"}
+    shown = ("S0", "id", "key", "picked", "s", counter_row(trace), *sum_rows(trace))
     table = Table(title="Trace")
     for name in ("after loops", "", *shown):
         table.add_column(name, justify="right")
-    for loop, name in sorted(moments.items()):
-        values = [float(trace.states[loop, 0, trace.rows.index(row)]) for row in shown]
-        table.add_row(str(loop), name, *(f"{value:.6g}" for value in values))
+    for loops, name in sorted(moments(machine).items()):
+        table.add_row(str(loops), name, *(f"{float(trace.after(loops, row)[0]):.6g}" for row in shown))
     return table
 
 
@@ -214,8 +218,6 @@ def sum_rows(trace: Trace) -> list[str]:
 def write_all(
     out: Path, target: Function, machine: LoopedApproximator, program: LoopProgram, trace: Trace, certificate: str
 ) -> None:
-    from fixedformer.cli.loop_pictures import approximation_picture, trace_picture
-
     write_atomic(out / "approximation.png", approximation_picture(target, machine, program))
     write_atomic(out / "trace.png", trace_picture(machine, trace))
     write_atomic(out / "certificate.json", certificate.encode())

@@ -95,10 +95,10 @@ def trace_picture(machine: LoopedApproximator, trace: Trace) -> bytes:
     """Every row of the first token's state against loops, scaled row by row, with the two loads marked."""
     from matplotlib.figure import Figure
 
-    states = trace.states[:, 0].numpy().T  # (rows, loops + 1)
-    wanted = columns(machine, states.shape[1])
+    wanted = drawn_loops(machine)
+    states = trace.states[[trace.loops.index(loops) for loops in wanted], 0].numpy().T  # (rows, drawn loops)
     # A row that passes float64's range (a counter's square, late in a long run) is drawn at its last finite size.
-    finite = np.nan_to_num(states[:, wanted], posinf=np.finfo(np.float64).max, neginf=-np.finfo(np.float64).max)
+    finite = np.nan_to_num(states, posinf=np.finfo(np.float64).max, neginf=-np.finfo(np.float64).max)
     size = np.abs(finite).max(1, keepdims=True)
     figure = Figure(figsize=(11, 1.5 + 0.19 * len(states)), layout="constrained")
     axis = figure.subplots()
@@ -119,10 +119,10 @@ def trace_picture(machine: LoopedApproximator, trace: Trace) -> bytes:
     return png(figure)
 
 
-def columns(machine: LoopedApproximator, count: int) -> list[int]:
-    """Which loops are drawn: all of steps 1 and 2, then at most some hundred evenly spread."""
-    idle = machine.layout.idle
-    later = np.unique(np.linspace(idle + 1, count - 1, min(160, count - idle - 1)).astype(int))
+def drawn_loops(machine: LoopedApproximator) -> list[int]:
+    """After which loops the trace is drawn: each of steps 1 and 2, then at most some hundred, evenly spread."""
+    idle, last = machine.layout.idle, machine.loops
+    later = np.unique(np.linspace(idle + 1, last, min(160, last - idle)).astype(int))
     return [*range(idle + 1), *later.tolist()]
 
 

@@ -10,7 +10,7 @@ timestep  Theorem 4.2 behind the same steps 1 and 2. Block, L1 and L2 are fixed;
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -27,7 +27,7 @@ from fixedformer.inputs import finite
 from fixedformer.loop import composite, extract, memorise
 from fixedformer.loop.block import Attention, LoopedNetwork
 from fixedformer.loop.context import TOLERANCE, contextual_error
-from fixedformer.loop.dense import FractionRows, Sequences, Tick, run_float64, run_rational
+from fixedformer.loop.dense import FractionRows, Sequences, Tick, Watch, run_float64, run_rational
 from fixedformer.loop.extract import Steps
 from fixedformer.loop.grid import Function, Grid, Progress, require_equivariant, tabulate
 from fixedformer.loop.memorise import Values
@@ -48,10 +48,15 @@ FLOAT_TIMESTEPS = 2**24
 
 @dataclass(frozen=True)
 class Trace:
-    """The state through the loops: `states` (loops + 1, tokens, rows) float64, and the names of the rows."""
+    """The state through the loops: `states` (len(loops), tokens, rows) float64, one for each number in `loops`."""
 
     rows: tuple[str, ...]
+    loops: tuple[int, ...]
     states: Tensor
+
+    def after(self, loops: int, row: str) -> Tensor:
+        """One row at every token (tokens,), after that many loops."""
+        return self.states[self.loops.index(loops), :, self.rows.index(row)]
 
 
 class LoopedApproximator:
@@ -227,20 +232,31 @@ class LoopedApproximator:
         values = dict(zip(distinct, runner(network, [[[k] for k in distinct]], later, tick=ticker(progress))[0]))
         return [[values[token[0]] for token in sequence] for sequence in ids]
 
-    def trace(self, program: LoopProgram, X: Any, loops: int | None = None, progress: Progress | None = None) -> Trace:
-        """The state of one sequence X (tokens, d) before every loop and after the last, from the whole network."""
+    def trace(
+        self,
+        program: LoopProgram,
+        X: Any,
+        when: Collection[int] | None = None,
+        progress: Progress | None = None,
+    ) -> Trace:
+        """The state of one sequence X (tokens, d) after the numbers of loops in `when` (all of them when left out).
+
+        The whole network runs, every row in every loop.
+        """
         inputs = self._inputs(X)
         if inputs.ndim != 2:
             raise SpecError(f"a trace follows one sequence (tokens, d), got shape {tuple(inputs.shape)}")
-        network, states = self.network(program), list[Tensor]()
-        loops = self._resolve_loops(loops)
+        for loops in when or ():
+            self._resolve_loops(loops)
+        network, seen = self.network(program), dict[int, Tensor]()
         if self.arithmetic == "float64":
-            run_float64(network, inputs, loops, lambda _, state: states.append(state), ticker(progress))
+            run_float64(network, inputs, watch=Watch(seen.__setitem__, when), tick=ticker(progress))
         else:
             rows = self._below_one([[[Fraction(v) for v in token] for token in inputs.tolist()]])
             runner = run_scaled if network.clock is None else run_rational
-            runner(network, rows, loops, lambda _, state: states.append(rounded(state[0])), ticker(progress))
-        return Trace(network.block.rows, torch.stack(states))
+            watch = Watch(lambda t, state: seen.__setitem__(t, rounded(state[0])), when)
+            runner(network, rows, watch=watch, tick=ticker(progress))
+        return Trace(network.block.rows, tuple(seen), torch.stack(list(seen.values())))
 
     def certify(
         self,

@@ -4,9 +4,11 @@
 nothing is known about the constructions, so these two are what the fast ways are judged by.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from itertools import repeat
+from typing import Any
 
 import torch
 from flint import fmpq, fmpq_mat
@@ -19,10 +21,20 @@ from fixedformer.loop.block import Affine, LoopedNetwork, Matrices
 Exact = int | Fraction
 Sequences = Sequence[Sequence[Sequence[Exact]]]  # (sequences, tokens, size)
 FractionRows = list[list[list[Fraction]]]  # (sequences, tokens, rows)
-Watch = Callable[[int, FractionRows], None]
 Tick = Callable[[int, int], None]  # loops done, of how many
 TICK = 64
 """Loops between two calls of a `Tick`."""
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Who is shown the state after t loops, t = 0 first, by `see(t, state)`, for the t in `when` (None: every t)."""
+
+    see: Callable[[int, Any], None]
+    when: Collection[int] | None = None
+
+    def wants(self, t: int) -> bool:
+        return self.when is None or t in self.when
 
 
 def run_rational(
@@ -32,7 +44,7 @@ def run_rational(
     watch: Watch | None = None,
     tick: Tick | None = None,
 ) -> FractionRows:
-    """Outputs (sequences, tokens, size_out) as fractions. `watch(t, state)` sees the state before loop t, and the last.
+    """Outputs (sequences, tokens, size_out) as fractions. `watch` sees states (sequences, tokens, rows) of fractions.
 
     Raises SpecError for soft attention: exponentials of integers are not rational.
     """
@@ -46,16 +58,16 @@ def run_rational(
     for t in range(loops):
         if tick is not None and t % TICK == 0:
             tick(t, loops)
-        if watch is not None:
-            watch(t, [transposed(state) for state in states])
+        if watch is not None and watch.wants(t):
+            watch.see(t, [transposed(state) for state in states])
         for n, state in enumerate(states):
             state = state + attend(full, state)
             ones = fmpq_mat(1, state.ncols(), [1] * state.ncols())
             hidden = W1 * state + b1 * ones
             hidden = fmpq_mat(hidden.nrows(), hidden.ncols(), [max(v, fmpq(0)) for v in hidden.entries()])
             states[n] = state + clocked(network, t, W2 * hidden + b2 * ones)
-    if watch is not None:
-        watch(loops, [transposed(state) for state in states])
+    if watch is not None and watch.wants(loops):
+        watch.see(loops, [transposed(state) for state in states])
     return [transposed(apply(network.last, state)) for state in states]
 
 
@@ -120,10 +132,10 @@ def run_float64(
     network: LoopedNetwork,
     X: Tensor,
     loops: int | None = None,
-    watch: Callable[[int, Tensor], None] | None = None,
+    watch: Watch | None = None,
     tick: Tick | None = None,
 ) -> Tensor:
-    """Outputs (..., tokens, size_out) for X (..., tokens, size_in), float64. `watch(t, state)` as in `run_rational`."""
+    """Outputs (..., tokens, size_out) for X (..., tokens, size_in), float64. `watch` sees states (.., tokens, rows)."""
     loops = network.resolve_loops(loops)
     block = network.block.tensors()
     W1, W2, b1, b2 = block["W1"].mT, block["W2"].mT, block["b1"], block["b2"]
@@ -132,15 +144,15 @@ def run_float64(
     for t, scale in zip(range(loops), scales(network)):
         if tick is not None and t % TICK == 0:
             tick(t, loops)
-        if watch is not None:
-            watch(t, state.clone())
+        if watch is not None and watch.wants(t):
+            watch.see(t, state.clone())
         if network.block.heads:
             state = state + attend_float64(network, block, state)
         flat = state.reshape(-1, state.shape[-1])
         update = torch.addmm(b2, torch.addmm(b1, flat, W1).relu_(), W2)
         state = flat.add_(update if scale is None else update.mul_(scale)).view_as(state)
-    if watch is not None:
-        watch(loops, state.clone())
+    if watch is not None and watch.wants(loops):
+        watch.see(loops, state.clone())
     leave, bias = network.last.tensors()
     result: Tensor = state @ leave.mT + bias
     return result

@@ -25,6 +25,8 @@ from fixedformer.errors import CapacityError, SpecError
 Array = NDArray[np.float64]
 Function = Callable[[Array], object]  # (tokens, d) -> (tokens, d), anything np.asarray understands
 Progress = Callable[[str, int, int], None]  # what is being done, done, of how many
+BYTES_PER_ENTRY = 80
+"""Of a table entry while it is encoded: a Python integer for its level, and pointers to that and to its two bits."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,9 @@ def tabulate(function: Function, grid: Grid, progress: Progress | None = None) -
     Raises SpecError as `call` does, CapacityError when the table does not fit in memory.
     """
     require_memory(
-        8 * grid.size * grid.d * 2, f"a table of {grid.size} entries", "take a lower resolution or fewer tokens"
+        BYTES_PER_ENTRY * grid.size * grid.d,
+        f"a table of {grid.size} entries",
+        "take a lower resolution or fewer tokens",
     )
     found: dict[int, Array] = {}
     for done, ids in enumerate(grid.sorted_sequences()):

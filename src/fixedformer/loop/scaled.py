@@ -76,12 +76,12 @@ def run_scaled(
     for t in range(loops):
         if tick is not None and t % TICK == 0:
             tick(t, loops)
-        if watch is not None:
-            watch(t, as_fractions(state, block.denominators, shape))
+        if watch is not None and watch.wants(t):
+            watch.see(t, as_fractions(state, block.denominators, shape))
         attend(block, state, shape)
         step(block, state)
-    if watch is not None:
-        watch(loops, as_fractions(state, block.denominators, shape))
+    if watch is not None and watch.wants(loops):
+        watch.see(loops, as_fractions(state, block.denominators, shape))
     return read_out(network, as_fractions(state, block.denominators, shape))
 
 
