@@ -277,6 +277,14 @@ def test_where_the_bits_variant_keeps_its_program() -> None:
         assert networks[0].last != networks[1].last
 
 
+@pytest.mark.parametrize("n", [3, 5])
+def test_weights_have_about_as_many_bits_as_the_table_has_entries(n: int) -> None:
+    """The paper's bit complexity: K bits, and those of the impulse that a fraction is added to, 16 K (n + N)."""
+    machine = LoopedApproximator(1, 2, n, arithmetic="exact")
+    K, bits = machine.grid.size, machine.compile(wave).report["weight bits"]
+    assert K <= bits <= K + (16 * K * (n + 2)).bit_length()
+
+
 @pytest.mark.parametrize("d", [1, 2, 3])
 def test_sizes_are_those_of_the_documentation(d: int) -> None:
     """docs/theory/loop.md, section 8."""

@@ -158,7 +158,7 @@ class LoopedApproximator:
             clock = table.filled(self.grid.size)
             if self.values == "ratio":  # refuses values beyond the bound here, not at the first run
                 memorise.shift_up([[Fraction(v) for v in row] for row in table.values.tolist()], self.value_bound)
-        report = {
+        report: dict[str, Any] = {
             "loops": self.loops,
             "entries": self.grid.size,
             "reached entries": len(table.entries),
@@ -166,7 +166,10 @@ class LoopedApproximator:
             **self.sizes(),
             "seconds": time.perf_counter() - began,
         }
-        return LoopProgram(self.grid, self.variant, table, self.fingerprint(), steps, clock, report)
+        program = LoopProgram(self.grid, self.variant, table, self.fingerprint(), steps, clock, report)
+        if self.variant == "bits":
+            report["weight bits"] = longest_weight(self.network(program))
+        return program
 
     def network(self, program: LoopProgram) -> LoopedNetwork:
         """The whole looped network, weights and all: what `run(engine="dense")` multiplies out."""
@@ -370,6 +373,14 @@ def required_sharpness(grid: Grid) -> float:
         return 1.0
     worst = contextual_error(grid.base, grid.tokens, grid.resolution, grid.tokens - 1)
     return log(worst / float(TOLERANCE))
+
+
+def longest_weight(network: LoopedNetwork) -> int:
+    """Bits of the longest numerator or denominator of any weight: the paper's bit complexity, O(δ^{-(N+1)d})."""
+    block = network.block
+    terms = [t for n in block.neurons for t in (*n.reads, *n.writes)] + [t for w in network.first.weights for t in w]
+    weights = [w for _, w in terms] + [n.bias for n in block.neurons] + [*block.bias, *network.first.bias]
+    return max(max(abs(w.numerator).bit_length(), w.denominator.bit_length()) for w in weights)
 
 
 def ticker(progress: Progress | None) -> Tick | None:

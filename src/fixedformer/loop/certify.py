@@ -95,7 +95,9 @@ def certify(
             "form": machine.form,
             "attention": machine.attention,
             "seed": seed,
+            "sharpness": machine.sharpness if machine.attention == "soft" else None,
             "moduli": found.kind,
+            "moduli of continuity": {"sequence": found.sequence, "token": found.token, "context": found.context},
             "bound": dict(bound.terms),
             "worst cell": list(cells.ids[int(cells.from_function.argmax())]),
         },
@@ -104,10 +106,10 @@ def certify(
 
 def consequences(bound: Bound, found: Moduli) -> dict[str, str]:
     terms = ", ".join(f"{name} {value:.3g}" for name, value in bound.terms.items())
-    said = {"the bound": terms}
+    values = f"ω_f {found.sequence:.3g}, ω^tok {found.token:.3g}, ω^cont {found.context:.3g}, {found.kind}"
     if found.kind == "sampled":
-        said["moduli"] = "sampled: the bound is a lower estimate of the theorem's; declare Lipschitz constants"
-    return said
+        values += ": the bound is a lower estimate of the theorem's; declare Lipschitz constants"
+    return {"the bound": terms, "moduli": values}
 
 
 def table_tolerance(machine: LoopedApproximator, program: LoopProgram) -> float:
