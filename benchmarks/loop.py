@@ -207,7 +207,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sections", nargs="*", choices=[[], *SECTIONS], help="which measurements; all when left out")
     chosen = parser.parse_args().sections or list(SECTIONS)
-    torch.set_num_threads(1)
     all_kept = True
     for name in chosen:
         print(f"\n{name}: {(SECTIONS[name].__doc__ or '').strip()}")

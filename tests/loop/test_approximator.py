@@ -237,6 +237,17 @@ def test_engines_agree_on_random_inputs() -> None:
         torch.testing.assert_close(fast, dense, rtol=0, atol=1e-7)
 
 
+def test_a_run_leaves_torchs_threads_as_they_were() -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        machine = LoopedApproximator(1, 1, 2, "timestep")
+        machine.run(machine.compile(product), [[0.5]])
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_outputs_permute_with_the_tokens_and_batches_do_not_mix() -> None:
     machine = LoopedApproximator(2, 2, 2)
     program = machine.compile(wave)

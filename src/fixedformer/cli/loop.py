@@ -71,7 +71,6 @@ def approximate(
     out: folder for approximation.png, trace.png, certificate.json, program.safetensors.
     json: print table and certificate as JSON.
     """
-    torch.set_num_threads(1)  # thousands of loops over small matrices: threads would only wait for each other
     target = read_function(function, d, lipschitz)
     if samples < 1:
         raise SpecError(f"samples must be at least 1, got {samples}")

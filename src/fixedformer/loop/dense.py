@@ -5,6 +5,7 @@ nothing is known about the constructions, so these two are what the fast ways ar
 """
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import repeat
@@ -141,21 +142,43 @@ def run_float64(
     W1, W2, b1, b2 = block["W1"].mT, block["W2"].mT, block["b1"], block["b2"]
     enter, start = network.first.tensors()
     state = X.to(torch.float64) @ enter.mT + start  # (..., tokens, rows)
-    for t, scale in zip(range(loops), scales(network)):
-        if tick is not None and t % TICK == 0:
-            tick(t, loops)
-        if watch is not None and watch.wants(t):
-            watch.see(t, state.clone())
-        if network.block.heads:
-            state = state + attend_float64(network, block, state)
-        flat = state.reshape(-1, state.shape[-1])
-        update = torch.addmm(b2, torch.addmm(b1, flat, W1).relu_(), W2)
-        state = flat.add_(update if scale is None else update.mul_(scale)).view_as(state)
+    with threads_for(state.numel()):
+        for t, scale in zip(range(loops), scales(network)):
+            if tick is not None and t % TICK == 0:
+                tick(t, loops)
+            if watch is not None and watch.wants(t):
+                watch.see(t, state.clone())
+            if network.block.heads:
+                state = state + attend_float64(network, block, state)
+            flat = state.reshape(-1, state.shape[-1])
+            update = torch.addmm(b2, torch.addmm(b1, flat, W1).relu_(), W2)
+            state = flat.add_(update if scale is None else update.mul_(scale)).view_as(state)
     if watch is not None and watch.wants(loops):
         watch.see(loops, state.clone())
     leave, bias = network.last.tensors()
     result: Tensor = state @ leave.mT + bias
     return result
+
+
+@contextmanager
+def threads_for(numbers: int) -> Iterator[None]:
+    """One torch thread while a small state is looped; the former number again afterwards.
+
+    Thousands of products of a few microseconds each: on a busy machine, threads that wait for each other at every one
+    cost far more than the arithmetic. The setting is the process's, so other threads that use torch meanwhile are held
+    to one thread as well.
+    """
+    before = torch.get_num_threads()
+    if numbers < SMALL:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+SMALL = 2**20
+"""Numbers in a state from which on threads help."""
 
 
 def attend_float64(network: LoopedNetwork, block: dict[str, Tensor], state: Tensor) -> Tensor:
