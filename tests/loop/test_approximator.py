@@ -340,6 +340,8 @@ def test_trace_ends_at_the_answer() -> None:
     assert torch.equal(few.states, trace.states[[0, 5, -1]])
     with pytest.raises(SpecError, match="runs 0 to 59 loops, got 60"):
         machine.trace(program, X, when=[60])
+    with pytest.raises(SpecError, match="at least one number of loops"):
+        machine.trace(program, X, when=[])
 
 
 def test_a_long_exact_run_keeps_its_rows_small() -> None:

@@ -249,6 +249,8 @@ class LoopedApproximator:
         inputs = self._inputs(X)
         if inputs.ndim != 2:
             raise SpecError(f"a trace follows one sequence (tokens, d), got shape {tuple(inputs.shape)}")
+        if when is not None and not when:
+            raise SpecError("a trace needs at least one number of loops in `when`; leave it out for all of them")
         for loops in when or ():
             self._resolve_loops(loops)
         network, seen = self.network(program), dict[int, Tensor]()
