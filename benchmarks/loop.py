@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from flint import fmpq
 
-from fixedformer.loop.approximator import LoopedApproximator, required_sharpness
+from fixedformer.loop import LoopedApproximator, required_sharpness
 from fixedformer.loop.certify import cell_errors, rates, slope, table_values, theorem_slope
 from fixedformer.loop.dense import run_float64, run_rational
 from fixedformer.loop.examples import product, spread, wave

@@ -108,9 +108,14 @@ def test_the_command_writes_everything(tmp_path: Path, capsys: pytest.CaptureFix
     "options",
     [
         ["--tokens", "1", "--resolution", "3"],
-        ["--d", "2", "--tokens", "1", "--resolution", "3", "--variant", "timestep"],
         ["--tokens", "3", "--resolution", "4", "--variant", "timestep", "--form", "paper"],
-        ["--tokens", "2", "--resolution", "3", "--variant", "timestep", "--attention", "soft"],
+        pytest.param(
+            ["--d", "2", "--tokens", "1", "--resolution", "3", "--variant", "timestep"], marks=pytest.mark.slow
+        ),
+        pytest.param(
+            ["--tokens", "2", "--resolution", "3", "--variant", "timestep", "--attention", "soft"],
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_json_is_what_a_machine_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]) -> None:

@@ -7,8 +7,9 @@ Encoding" (Xu and Sato, arXiv 2410.01405): Theorem 3.6 and Theorem 4.2 as runnin
 statements, proofs and the paper's errata, docs/theory/loop.md.
 """
 
-from fixedformer.loop.approximator import LoopedApproximator, Trace, required_sharpness
+from fixedformer.loop.approximator import LoopedApproximator, Trace
 from fixedformer.loop.block import Block, LoopedNetwork
+from fixedformer.loop.context import required_sharpness
 from fixedformer.loop.moduli import Lipschitz, lipschitz
 from fixedformer.loop.program import LoopProgram
 

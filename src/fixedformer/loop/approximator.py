@@ -14,7 +14,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from math import log
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -26,7 +25,7 @@ from fixedformer.errors import CapacityError, SpecError
 from fixedformer.inputs import finite
 from fixedformer.loop import composite, extract, memorise
 from fixedformer.loop.block import Attention, LoopedNetwork
-from fixedformer.loop.context import TOLERANCE, contextual_error
+from fixedformer.loop.context import required_sharpness
 from fixedformer.loop.dense import FractionRows, Sequences, Tick, Watch, run_float64, run_rational
 from fixedformer.loop.extract import Steps
 from fixedformer.loop.grid import Function, Grid, Progress, require_equivariant, tabulate
@@ -168,7 +167,7 @@ class LoopedApproximator:
         }
         program = LoopProgram(self.grid, self.variant, table, self.fingerprint(), steps, clock, report)
         if self.variant == "bits":
-            report["weight bits"] = longest_weight(self.network(program))
+            report["weight bits"] = self.network(program).weight_bits
         return program
 
     def network(self, program: LoopProgram) -> LoopedNetwork:
@@ -363,26 +362,6 @@ class LoopedApproximator:
                 f"this program was compiled for another machine (d={program.grid.d}, tokens={program.grid.tokens}, "
                 f"resolution={program.grid.resolution}, variant={program.variant}, or other options); compile it again"
             )
-
-
-def required_sharpness(grid: Grid) -> float:
-    """The key weight λ from which softmax makes every contextual id right to within 1/4.
-
-    The best key leads by 1 or more, so the others' weights sum to at most (N - 1) e^-λ: `contextual_error` solved for
-    λ. One token needs none; 1 is returned.
-    """
-    if grid.tokens == 1:
-        return 1.0
-    worst = contextual_error(grid.base, grid.tokens, grid.resolution, grid.tokens - 1)
-    return log(worst / float(TOLERANCE))
-
-
-def longest_weight(network: LoopedNetwork) -> int:
-    """Bits of the longest numerator or denominator of any weight: the paper's bit complexity, O(δ^{-(N+1)d})."""
-    block = network.block
-    terms = [t for n in block.neurons for t in (*n.reads, *n.writes)] + [t for w in network.first.weights for t in w]
-    weights = [w for _, w in terms] + [n.bias for n in block.neurons] + [*block.bias, *network.first.bias]
-    return max(max(abs(w.numerator).bit_length(), w.denominator.bit_length()) for w in weights)
 
 
 def ticker(progress: Progress | None) -> Tick | None:

@@ -245,6 +245,14 @@ class LoopedNetwork:
         if self.clock is not None and len(self.clock.values) < self.loops:
             raise SpecError(f"η must be given for all {self.loops} loops, got {len(self.clock.values)}")
 
+    @property
+    def weight_bits(self) -> int:
+        """Bits of the longest numerator or denominator in the block or L1: the paper's bit complexity."""
+        terms = [term for n in self.block.neurons for term in (*n.reads, *n.writes)]
+        terms += [term for row in self.first.weights for term in row]
+        weights = [w for _, w in terms] + [n.bias for n in self.block.neurons] + [*self.block.bias, *self.first.bias]
+        return max(max(abs(w.numerator).bit_length(), w.denominator.bit_length()) for w in weights)
+
     def resolve_loops(self, loops: int | None) -> int:
         """`loops`, or all of them when it is None. Raises SpecError for a number that the network cannot run."""
         if loops is None:

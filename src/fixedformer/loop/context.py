@@ -11,8 +11,10 @@ the second loop finds both keys at z - 2B, averages to z again, and s = Bz + z i
 """
 
 from fractions import Fraction
+from math import log
 
 from fixedformer.loop.block import HALF, Attention, BlockBuilder, LoopedNetwork, Weight, enter, leave
+from fixedformer.loop.grid import Grid
 
 
 def add_picker(builder: BlockBuilder, base: int, sharpness: Weight = 1) -> None:
@@ -84,3 +86,15 @@ def contextual_error(base: int, tokens: int, resolution: int, leak: float) -> fl
 
 TOLERANCE = Fraction(1, 4)
 """How far a contextual id may be off: step 3 reads it through gadgets that are flat within 1/4 of every integer."""
+
+
+def required_sharpness(grid: Grid) -> float:
+    """The key weight λ from which softmax makes every contextual id right to within 1/4.
+
+    The best key leads by 1 or more, so the others' weights sum to at most (N - 1) e^-λ: `contextual_error` solved for
+    λ. One token needs none; 1 is returned.
+    """
+    if grid.tokens == 1:
+        return 1.0
+    worst = contextual_error(grid.base, grid.tokens, grid.resolution, grid.tokens - 1)
+    return log(worst / float(TOLERANCE))
