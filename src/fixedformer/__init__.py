@@ -31,6 +31,11 @@ _HOME = {
     "load_program": "embedding.files",
     "build_machine": "embedding.files",
     "widths": "embedding.widths",
+    "LoopedApproximator": "loop.approximator",
+    "LoopProgram": "loop.program",
+    "lipschitz": "loop.moduli",
+    "save_loop_program": "loop.files",
+    "load_loop_program": "loop.files",
 }
 
 if TYPE_CHECKING:
@@ -43,6 +48,10 @@ if TYPE_CHECKING:
     from fixedformer.errors import CapacityError, CertificateError, FixedformerError, SpecError, StorageError
     from fixedformer.files import load_target, save_target
     from fixedformer.inputs import one_hot
+    from fixedformer.loop.approximator import LoopedApproximator
+    from fixedformer.loop.files import load_loop_program, save_loop_program
+    from fixedformer.loop.moduli import lipschitz
+    from fixedformer.loop.program import LoopProgram
     from fixedformer.target import Card, Target, TargetSpec
 
 __all__ = [
@@ -53,6 +62,8 @@ __all__ = [
     "Check",
     "FixedformerError",
     "FrozenMachine",
+    "LoopProgram",
+    "LoopedApproximator",
     "Program",
     "RandomMachine",
     "SparseMachine",
@@ -61,9 +72,12 @@ __all__ = [
     "Target",
     "TargetSpec",
     "build_machine",
+    "lipschitz",
+    "load_loop_program",
     "load_program",
     "load_target",
     "one_hot",
+    "save_loop_program",
     "save_program",
     "save_target",
     "widths",

@@ -27,6 +27,7 @@ COMMANDS = [
     ("train", "train:train", "Train a fixed machine's program, or a full target, on a task."),
     ("reproduce", "reproduce:reproduce", "The paper's tables and figure, row by row."),
     ("info", "files:info", "Say what a file of ours holds."),
+    ("loop", "loop:app", "Looped transformers: one block whose loops compute a function."),
 ]
 for _name, _place, _help in COMMANDS:
     app.command(f"fixedformer.cli.{_place}", name=_name, help=_help)
