@@ -154,3 +154,18 @@ def test_train_command(tmp_path, capsys):
     assert "norm needs residual=True" in capsys.readouterr().err
     assert main(["train", "dyck", "-o", str(tmp_path / "c"), *common, "--device", "tpu"]) == 2
     assert main(["train", "7-hop", "-o", str(tmp_path / "d"), *common]) == 2
+    assert "or a .jsonl or .csv file, got '7-hop'" in capsys.readouterr().err
+
+
+def test_train_on_ones_own_data(tmp_path, capsys):
+    """A lookup that two layers learn: the label of a sequence is its first token."""
+    rows = [([a, b, c], [None, None, a]) for a in "xy" for b in "pqrs" for c in "uvw"]
+    lines = [json.dumps({"tokens": tokens, "labels": labels}) for tokens, labels in rows]
+    (tmp_path / "d.jsonl").write_text("\n".join(lines))
+    options = ["--steps", "150", "--batch", "16", "--rate", "0.03", "--validate-every", "50", "--validation", "50"]
+    status = main(["train", str(tmp_path / "d.jsonl"), "-o", str(tmp_path / "run"), "--machine", "full", "--rotary",
+                   "--threads", "1", *options])  # fmt: skip
+    assert status == 0
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert result["accuracy"] > 0.9 > result["trivial_rules"]["commonest label"]
+    assert ff.load_target(tmp_path / "run" / "target.safetensors").card.vocabulary[0] == "<pad>"

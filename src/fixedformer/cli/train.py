@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fixedformer.errors import SpecError
-from fixedformer.experiments.recipes import TaskName, paper_recipe
+from fixedformer.experiments.recipes import paper_recipe
 from fixedformer.experiments.run import Run
 from fixedformer.training.fit import Record
 
@@ -18,7 +18,7 @@ Choice = Literal["sparse", "random", "full"]
 
 
 def train(
-    task: TaskName,
+    task: str,
     *,
     machine: Choice = "sparse",
     out: Annotated[Path, Parameter(name=["--out", "-o"])],
@@ -31,6 +31,9 @@ def train(
     mask: Literal["none", "causal"] = "causal",
     looped: bool = False,
     width: int | None = None,
+    heads: int | None = None,
+    layers: int | None = None,
+    d_head: int | None = None,
     d_model: int | None = None,
     train_unembedding: bool | None = None,
     everywhere: bool = False,
@@ -56,7 +59,7 @@ def train(
 
     Parameters
     ----------
-    task: dyck, or 1-hop to 4-hop.
+    task: dyck, 1-hop to 4-hop, or a .jsonl or .csv file with tokens and labels.
     machine: sparse, random, or full (a trained target).
     out: the run's folder.
     residual: residual connections.
@@ -68,6 +71,9 @@ def train(
     mask: causal, or none.
     looped: one set of machine weights for all layers.
     width: width of the machine; the smallest universal one when left out.
+    heads: attention heads; the paper's for its tasks.
+    layers: layers; the paper's for its tasks.
+    d_head: head width; the paper's for its tasks.
     d_model: hidden width of a full target.
     train_unembedding: train U too (the paper does); with --no-train-unembedding the machine's own U stays.
     everywhere: dyck: score every place, not only "?".
@@ -92,6 +98,7 @@ def train(
         "residual": residual, "residual_weights": residual_weights, "norm": norm, "final_norm": final_norm,
         "mlp_width": mlp_width, "positions": "rotary" if rotary else None, "looped": looped, "width": width,
         "mask": "causal" if mask == "causal" else None, "everywhere": everywhere, "seed": seed,
+        "heads": heads, "layers": layers, "d_head": d_head,
     }  # fmt: skip
     changes |= {k: v for k, v in {"d_model": d_model, "train_unembedding": train_unembedding}.items() if v is not None}
     recipe = paper_recipe(task, machine, **changes)

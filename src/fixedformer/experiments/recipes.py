@@ -5,6 +5,7 @@
 """
 
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -20,6 +21,7 @@ from fixedformer.errors import SpecError
 from fixedformer.target import TargetSpec
 from fixedformer.tasks.dyck import Dyck
 from fixedformer.tasks.khop import KHop
+from fixedformer.tasks.own import OwnData
 from fixedformer.tasks.task import Task
 from fixedformer.training.fit import Schedule
 from fixedformer.training.full import TrainableTarget
@@ -27,13 +29,14 @@ from fixedformer.training.full import TrainableTarget
 # (heads, layers, d_head) of the paper's experiments; d_in is the task's vocabulary.
 SHAPES = {"dyck": (4, 2, 24), "1-hop": (2, 2, 28), "2-hop": (2, 3, 28), "3-hop": (2, 4, 30), "4-hop": (2, 4, 30)}
 TASKS = tuple(SHAPES)
-TaskName = Literal["dyck", "1-hop", "2-hop", "3-hop", "4-hop"]
+OWN_SHAPE = (2, 2, 16)  # for one's own data, unless told otherwise
 
 
 @dataclass(frozen=True)
 class Recipe:
     """A training run: task, what is trained, how its layers are put together, and the schedule.
 
+    task: dyck, 1-hop .. 4-hop, or a .jsonl or .csv file of one's own (tasks/own.py).
     machine: "sparse" or "random" (E is trained, and U with train_unembedding; everything else is fixed), or "full" (a
     target of hidden width d_model, every weight trained). heads, layers, d_head: None for the paper's. width: the
     machine's; None for the smallest. residual_weights: a machine built for residual targets (else the paper's variant:
@@ -42,7 +45,7 @@ class Recipe:
     neither). seed: of the parameters, the data and the random machine.
     """
 
-    task: TaskName = "dyck"
+    task: str = "dyck"
     machine: Literal["sparse", "random", "full"] = "sparse"
     heads: int | None = None
     layers: int | None = None
@@ -64,8 +67,8 @@ class Recipe:
     schedule: Schedule = field(default_factory=Schedule)
 
     def __post_init__(self) -> None:
-        if self.task not in SHAPES:
-            raise SpecError(f"task must be one of {', '.join(TASKS)}, got {self.task!r}")
+        if self.task not in SHAPES and not self.task.endswith((".jsonl", ".csv")):
+            raise SpecError(f"task must be one of {', '.join(TASKS)}, or a .jsonl or .csv file, got {self.task!r}")
         if self.machine not in ("sparse", "random", "full"):
             raise SpecError(f"machine must be 'sparse', 'random' or 'full', got {self.machine!r}")
         if self.residual_weights and not self.residual:
@@ -78,13 +81,17 @@ class Recipe:
     def from_dict(cls, body: dict[str, Any]) -> "Recipe":
         return cls(**{**body, "schedule": Schedule(**body["schedule"])})
 
-    def build_task(self) -> Task:
-        return Dyck(everywhere=self.everywhere) if self.task == "dyck" else KHop(int(self.task[0]))
+    def build_tasks(self) -> tuple[Task, Task]:
+        """Where training sequences come from, and where those of validation and test do."""
+        if self.task not in SHAPES:
+            return OwnData.read(Path(self.task))
+        task: Task = Dyck(everywhere=self.everywhere) if self.task == "dyck" else KHop(int(self.task[0]))
+        return task, task
 
     def spec(self) -> TargetSpec:
         """The class of targets that the machine serves, or that a full target belongs to."""
-        heads, layers, d_head = SHAPES[self.task]
-        vocabulary = len(self.build_task().vocabulary)
+        heads, layers, d_head = SHAPES.get(self.task, OWN_SHAPE)
+        vocabulary = len(self.build_tasks()[0].vocabulary)
         residual = self.residual if self.machine == "full" else self.residual_weights
         return TargetSpec(
             heads=self.heads or heads,
@@ -114,7 +121,7 @@ class Recipe:
         return kind(machine, self.rule(), self.train_unembedding, self.deviation, self.seed)
 
 
-def paper_recipe(task: TaskName, machine: Literal["sparse", "random", "full"], **changes: Any) -> Recipe:
+def paper_recipe(task: str, machine: Literal["sparse", "random", "full"], **changes: Any) -> Recipe:
     """Appendix H: E and U trained from N(0, 0.02^2), AdamW with warm-up, fresh data at every step.
 
     dyck: rate 1e-3, 50 warm-up steps, 10,000 steps of 1,000. k-hop: rate 1e-4, 1,000 warm-up steps, batch 128, and
@@ -124,8 +131,8 @@ def paper_recipe(task: TaskName, machine: Literal["sparse", "random", "full"], *
     if task == "dyck":
         schedule = Schedule(steps=10_000, batch=1000, rate=1e-3, warmup=50)
     else:
-        steps = {"1-hop": 10_000, "2-hop": 15_000, "3-hop": 60_000, "4-hop": 60_000}[task]
+        steps = {"2-hop": 15_000, "3-hop": 60_000, "4-hop": 60_000}.get(task, 10_000)
         schedule = Schedule(steps=steps, batch=128, rate=1e-4, warmup=1000)
-    heads, _, d_head = SHAPES[task]
+    heads, _, d_head = SHAPES.get(task, OWN_SHAPE)
     fields: dict[str, Any] = {"train_unembedding": machine != "full", "d_model": heads * d_head, "schedule": schedule}
     return Recipe(task=task, machine=machine, **{**fields, **changes})

@@ -40,7 +40,7 @@ def estimate(row: Row, device: str = "cpu") -> Estimate:
     recipe = row.recipes[0]
     machine = recipe.build_machine()
     model = recipe.build_model(machine)
-    trainer = Trainer(model, recipe.build_task(), recipe.schedule, recipe.seed, recipe.mask, device)
+    trainer = Trainer(model, recipe.build_tasks()[0], recipe.schedule, recipe.seed, recipe.mask, device)
     steps = iter(trainer)
     next(steps)
     began = time.perf_counter()
@@ -62,7 +62,7 @@ def compiled_accuracy(target_file: Path, recipe: Recipe) -> dict[str, float | in
     target = load_target(target_file)
     machine = SparseMachine(target.spec)
     program = machine.compile(target)
-    task = recipe.build_task()
+    task = recipe.build_tasks()[0]
     examples = task.sample(COMPILED_ON, np.random.default_rng([recipe.seed, TEST, 1]))
     same = right = scored = 0
     inputs, labels, places = (torch.from_numpy(a) for a in (examples.inputs, examples.labels, examples.scored))

@@ -89,7 +89,8 @@ class Run:
     def _trainer(self, machine: Machine | None) -> Trainer:
         recipe = self.recipe
         model = recipe.build_model(machine)
-        return Trainer(model, recipe.build_task(), recipe.schedule, recipe.seed, recipe.mask, self.device)
+        task, held_out = recipe.build_tasks()
+        return Trainer(model, task, recipe.schedule, recipe.seed, recipe.mask, self.device, held_out)
 
     def _save(self, trainer: Trainer, seconds: float) -> None:
         tensors, numbers = trainer.state()

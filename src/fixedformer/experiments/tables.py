@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from fixedformer.errors import SpecError
-from fixedformer.experiments.recipes import SHAPES, Recipe, TaskName, paper_recipe
+from fixedformer.experiments.recipes import SHAPES, Recipe, paper_recipe
 from fixedformer.training.fit import Schedule
 
 Item = Literal["table1", "table2", "figure2"]
@@ -85,7 +85,7 @@ def _expand(numbers: list[tuple[str, str, tuple[float, float, float]]], scale: S
 
 def _recipes(task: str, machine: Literal["sparse", "random", "full"], variant: str, scale: Scale) -> tuple[Recipe, ...]:
     changes = dict(VARIANTS[variant])
-    recipe = paper_recipe(_named(task), machine)
+    recipe = paper_recipe(task, machine)
     if changes.get("mlp_width"):
         built = recipe.build_machine() if machine == "sparse" else None
         changes["mlp_width"] = 4 * (built.width if built else recipe.d_model if machine == "full" else _width_of(task))
@@ -123,7 +123,7 @@ def _compiled(scale: Scale) -> Iterator[Row]:
             validation=1000,
             stop_at=0.998,
         )
-        recipe = Recipe(task=_named(task), machine="full", residual=True, positions="rotary", schedule=schedule)
+        recipe = Recipe(task=task, machine="full", residual=True, positions="rotary", schedule=schedule)
         yield Row(task, "residual, rotary (to compile)", "full", (recipe,), None)
 
 
@@ -136,13 +136,7 @@ def _width(scale: Scale) -> Iterator[Row]:
             yield Row("2-hop", f"{variant}, {label}", "random", recipes, None)
 
 
-def _named(task: str) -> TaskName:
-    if task not in SHAPES:
-        raise SpecError(f"no task {task!r}")
-    return task  # type: ignore[return-value]
-
-
 def _width_of(task: str) -> int:
-    machine = paper_recipe(_named(task), "sparse").build_machine()
+    machine = paper_recipe(task, "sparse").build_machine()
     assert machine is not None
     return machine.width

@@ -80,9 +80,11 @@ class Trainer:
 
     def __init__(
         self, model: nn.Module, task: Task, schedule: Schedule, seed: int, mask: Literal["causal"] | None = "causal",
-        device: str = "cpu",
+        device: str = "cpu", held_out: Task | None = None,
     ) -> None:  # fmt: skip
+        """held_out: where validation and test sequences come from, when not from the task itself."""
         self.model, self.task, self.schedule, self.seed, self.mask = model.to(device), task, schedule, seed, mask
+        self.held_out = held_out or task
         self.device = torch.device(device)
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.optimizer = torch.optim.AdamW(
@@ -115,7 +117,8 @@ class Trainer:
         return pool.submit(self._draw, TRAIN, self.step + ahead, self.schedule.batch)
 
     def _draw(self, stream: int, step: int, count: int) -> Examples:
-        return self.task.sample(count, np.random.default_rng([self.seed, stream, step]))
+        source = self.task if stream == TRAIN else self.held_out
+        return source.sample(count, np.random.default_rng([self.seed, stream, step]))
 
     def _update(self, examples: Examples) -> float:
         inputs, labels, scored = (torch.from_numpy(a).to(self.device) for a in (
