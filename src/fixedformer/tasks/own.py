@@ -100,8 +100,8 @@ def _lines(path: Path) -> Iterator[Line]:
             raise SpecError(f"{path}, sequence {number}: holds no token")
         if len(tokens) != len(labels):
             raise SpecError(
-                f"{path}, sequence {number}: {len(tokens)} tokens and {len(labels)} labels; use null (JSONL) or - (CSV) "
-                "where nothing is scored"
+                f"{path}, sequence {number}: {len(tokens)} tokens and {len(labels)} labels; write null (JSONL) or - "
+                "(CSV) where nothing is scored"
             )
         if PADDING in tokens or PADDING in labels:
             raise SpecError(f"{path}, sequence {number}: '{PADDING}' is taken; name that token otherwise")
