@@ -75,6 +75,18 @@ def test_certify_says_no(folder, capsys):
     assert "FAILS" in out
 
 
+def test_port(folder, capsys):
+    """A program moves to a random machine, which then holds against the same target."""
+    target, program, other = (folder / f"{name}.safetensors" for name in ("target", "program", "other"))
+    call(capsys, "compile", target, "-o", program)
+    status, out, err = call(capsys, "port", program, "-o", other, "--seed", 5)
+    assert status == 0
+    assert "RandomMachine" in out
+    assert "porting from SparseMachine" in err
+    assert ff.load_program(other).machine["seed"] == 5
+    assert call(capsys, "certify", other, target)[0] == 0
+
+
 def test_text_in_text_out(folder, capsys):
     """Lines of several lengths, blank lines skipped, answers in the order of the lines."""
     program = folder / "program.safetensors"

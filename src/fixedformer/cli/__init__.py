@@ -22,6 +22,7 @@ app = App(
 COMMANDS = [
     ("demo", "demo:demo", "The main job on a real, trained target: compile, run, certify, with a table."),
     ("compile", "embedding:compile_", "Turn a target into the program of a fixed machine."),
+    ("port", "embedding:port", "Move a program, compiled or trained, to another machine."),
     ("run", "embedding:run", "Run a program on an input file."),
     ("certify", "embedding:certify", "Check a program against its target; exit status 0 holds, 1 does not hold."),
     ("train", "train:train", "Train a fixed machine's program, or a full target, on a task."),

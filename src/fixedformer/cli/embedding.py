@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
+import torch
 from cyclopts import Parameter
 from torch import Tensor
 
@@ -11,11 +12,13 @@ import fixedformer as ff
 from fixedformer import storage
 from fixedformer.capacity import readable
 from fixedformer.cli.data import read_input, write_output
+from fixedformer.embedding.dense import Distribution
 from fixedformer.embedding.files import build_machine, load_program, save_program
 from fixedformer.embedding.machine import Machine
 from fixedformer.files import load_target
 
 MaskName = Literal["none", "causal"]
+Kind = Literal["sparse", "random"]
 Out = Annotated[Path, Parameter(name=["--out", "-o"])]
 
 
@@ -23,11 +26,11 @@ def compile_(
     target: Path,
     *,
     out: Out,
-    machine: Literal["sparse", "random"] = "sparse",
+    machine: Kind = "sparse",
     looped: bool = False,
     width: int | None = None,
     seed: int = 0,
-    distribution: Literal["uniform", "gaussian", "orthogonal"] = "uniform",
+    distribution: Distribution = "uniform",
 ) -> int:
     """Turn TARGET into the program (input embedding) of a fixed machine, and say what it took.
 
@@ -42,23 +45,39 @@ def compile_(
     distribution: how the random machine is drawn.
     """
     source = load_target(target)
-    built: Machine
-    if machine == "sparse":
-        built = ff.SparseMachine(source.spec, looped=looped, width=width)
-    else:
-        built = ff.RandomMachine(source.spec, seed, width, looped, distribution, source.dtype)
+    built = _build(source.spec, machine, looped, width, seed, distribution, source.dtype)
     _note(f"compiling onto {built!r}")
-    program = built.compile(source)
-    save_program(program, out)
-    report = program.report
-    print(f"program      {out}")
-    print(f"machine      {built!r}, fingerprint {program.machine_fingerprint[:16]}")
-    print(
-        f"embedding    {source.spec.d_in} x {report.width}, {readable(report.bytes)}, largest entry {report.norm:.3g}"
-    )
-    print(f"condition    {report.condition or 0:.3g}")
-    print(f"residual     {report.residual or 0:.1e} of |E| |R_all|, entry by entry")
-    print(f"seconds      {report.seconds:.2f}")
+    _keep(built.compile(source), built, out)
+    return 0
+
+
+def port(
+    program: Path,
+    *,
+    out: Out,
+    machine: Kind = "random",
+    looped: bool = False,
+    width: int | None = None,
+    seed: int = 0,
+    distribution: Distribution = "uniform",
+) -> int:
+    """Turn PROGRAM, compiled or trained on one machine, into the program of another that does the same.
+
+    Parameters
+    ----------
+    program: a program file.
+    out: where the new program goes.
+    machine: sparse or random.
+    looped: one set of machine weights for all layers.
+    width: width of the machine; the smallest that serves when left out.
+    seed: seed of the random machine.
+    distribution: how the random machine is drawn.
+    """
+    loaded = load_program(program)
+    here = build_machine(loaded.spec, loaded.machine)
+    there = _build(loaded.spec, machine, looped, width, seed, distribution, loaded.dtype)
+    _note(f"porting from {here!r} to {there!r}")
+    _keep(there.port(loaded, here), there, out)
     return 0
 
 
@@ -129,6 +148,33 @@ def certify(
     if json is not None:
         storage.write_atomic(json, certificate.to_json().encode())
     return 0 if certificate.holds else 1
+
+
+def _build(
+    spec: ff.TargetSpec,
+    kind: Kind,
+    looped: bool,
+    width: int | None,
+    seed: int,
+    distribution: Distribution,
+    dtype: torch.dtype,
+) -> Machine:
+    if kind == "sparse":
+        return ff.SparseMachine(spec, looped=looped, width=width)
+    return ff.RandomMachine(spec, seed, width, looped, distribution, dtype)
+
+
+def _keep(program: ff.Program, machine: Machine, out: Path) -> None:
+    """Write the program and say what it took."""
+    save_program(program, out)
+    report = program.report
+    size = f"{machine.spec.d_in} x {report.width}, {readable(report.bytes)}"
+    print(f"program      {out}")
+    print(f"machine      {machine!r}, fingerprint {program.machine_fingerprint[:16]}")
+    print(f"embedding    {size}, largest entry {report.norm:.3g}")
+    print(f"condition    {report.condition:.3g}")
+    print(f"residual     {report.residual:.1e} of |E| |R_all|, entry by entry")
+    print(f"seconds      {report.seconds:.2f}")
 
 
 def _mask(mask: MaskName | None, card: ff.Card) -> Literal["causal"] | None:
