@@ -65,6 +65,20 @@ def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None = None) ->
     return torch.softmax(scores, dim=-1, out=scores)
 
 
+def mix(query: Tensor, key: Tensor, rows: Tensor, mask: Mask, allowed: Tensor | None) -> Tensor:
+    """A^h rows for every head: query, key (..., heads, tokens, d), rows (..., tokens, k) -> (..., heads, tokens, k).
+
+    The rows are shared by all heads. Fused where they are no wider than d; else one product for all heads, (heads *
+    tokens, tokens) times rows, with no copy of the rows for each head.
+    """
+    if rows.shape[-1] <= query.shape[-1]:
+        shared = rows.unsqueeze(-3).expand(*query.shape[:-1], rows.shape[-1])
+        return attend(query, key, shared, mask, allowed)
+    attention = attention_weights(query, key, allowed)
+    moved: Tensor = (attention.flatten(-3, -2) @ rows).unflatten(-2, attention.shape[-3:-1])
+    return moved
+
+
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Mask, allowed: Tensor | None) -> Tensor:
     """softmax(query key^T) value by PyTorch's fused kernel, which holds no tokens x tokens matrix.
 

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fixedformer.attention import Mask, attend, attention_weights, resolve_mask, rotate, softmax_weights
+from fixedformer.attention import Mask, attend, attention_weights, mix, resolve_mask, rotate, softmax_weights
 from fixedformer.embedding.tree import PathTree
 from fixedformer.inputs import embed_rows, one_hot_rows
 from fixedformer.target import TargetSpec
@@ -127,13 +127,11 @@ def run_paths(spec: TargetSpec, weights: PathWeights, X: Tensor, mask: Mask = No
             query, key = rotate(query, spec.rotary_base), rotate(key, spec.rotary_base)
         if last:
             return _last_layer(query, key, paths, leaves, (mask, allowed), watch)
-        attention = attention_weights(query, key, allowed)  # (..., heads, tokens, tokens)
-        del both, query, key  # what is carried on must not wait beside what is no longer needed
+        del both
         if watch is not None:
-            watch(attention)
-        # One product for all heads: (..., heads * tokens, tokens) times paths, with no copy of paths for each head.
-        moved = (attention.flatten(-3, -2) @ paths).unflatten(-2, attention.shape[-3:-1])
-        del attention
+            watch(attention_weights(query, key, allowed))
+        moved = mix(query, key, paths, mask, allowed)  # (..., heads, tokens, B^t d_in)
+        del query, key  # what is carried on must not wait beside what is no longer needed
         heads = moved.movedim(-3, -2).flatten(-2)  # (..., tokens, H B^t d_in): the last branch counts most
         paths = torch.cat([paths, heads], dim=-1) if residual else heads
     raise AssertionError("a spec has at least one layer")

@@ -11,7 +11,7 @@ post: P <- [P, A^h P],  G <- [G; G R_V^h],  then P <- D P,  G <- G_c
 import torch
 from torch import Tensor
 
-from fixedformer.attention import Mask, attention_weights, resolve_mask, rotate
+from fixedformer.attention import Mask, mix, resolve_mask, rotate
 from fixedformer.embedding.engines import counts_suffice, first_layer_by_counts
 from fixedformer.embedding.machine import Machine
 from fixedformer.embedding.maps import apply_plainly
@@ -64,9 +64,7 @@ def run_normed_paths(
             query, key = both.movedim((-3, -2), (0, -3))
             if spec.positions == "rotary":
                 query, key = rotate(query, spec.rotary_base), rotate(key, spec.rotary_base)
-            attention = attention_weights(query, key, allowed)
-            moved = (attention.flatten(-3, -2) @ seen).unflatten(-2, attention.shape[-3:-1])
-            heads = moved.movedim(-3, -2).flatten(-2)
+            heads = mix(query, key, seen, mask, allowed).movedim(-3, -2).flatten(-2)
         paths = torch.cat([paths, heads], dim=-1)
         movers = [apply_plainly(machine.mover(layer, head), (shown,))[0] for head in range(spec.heads)]
         basis = torch.cat([basis, *movers])
