@@ -42,7 +42,7 @@ def test_reproduce_runs_resumes_and_writes(tmp_path, capsys, monkeypatch):
     """One row with tiny recipes through the command line; a second call trains nothing and writes the same table."""
     from dataclasses import replace
 
-    from fixedformer.experiments import tables
+    from fixedformer.experiments import reproduce, tables
     from fixedformer.training.fit import Schedule
 
     tiny = Schedule(steps=4, batch=4, validate_every=2, validation=8)
@@ -51,6 +51,7 @@ def test_reproduce_runs_resumes_and_writes(tmp_path, capsys, monkeypatch):
         return replace(recipe, heads=2, d_head=4, schedule=tiny)
 
     monkeypatch.setattr(tables, "_small", small)
+    monkeypatch.setattr(reproduce, "COMPILED_ON", 50)
     command = [
         "reproduce",
         "table2",
@@ -72,6 +73,8 @@ def test_reproduce_runs_resumes_and_writes(tmp_path, capsys, monkeypatch):
         ("sparse", "100.0", "4"),
         ("full", "100.0", "4"),
     ]
+    assert found[0]["compiled"] == ""
+    assert found[1]["compiled"].endswith("at m = 64, 50 of 50 as the target")
     assert main(command) == 0
     again, err = capsys.readouterr()
     assert again == out

@@ -57,6 +57,7 @@ def reproduce(
         if not run.done:
             print(f".. {work.estimate(row, place)}", file=sys.stderr)
         follow(run, f"{row.name}, seed {run.recipe.seed}")
+        work.compile_run(run)
         _write(item, scale, out)
     print((out / "table.md").read_text())
     return 0

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +14,6 @@ import torch
 
 from fixedformer.capacity import readable
 from fixedformer.embedding.sparse import SparseMachine
-from fixedformer.experiments.recipes import Recipe
 from fixedformer.experiments.run import Run
 from fixedformer.experiments.tables import Row
 from fixedformer.files import load_target
@@ -50,41 +50,55 @@ def estimate(row: Row, device: str = "cpu") -> Estimate:
     return Estimate(row.name, seconds, fixed + 5 * sum(p.nbytes for p in model.parameters()))
 
 
-def runs(rows: list[Row], folder: Path, device: str = "cpu") -> Iterator[tuple[Row, Run]]:
-    """Every run of the rows, in order; finished ones yield nothing new when they are gone through again."""
+def runs(rows: list[Row], folder: Path, device: str = "cpu", look_only: bool = False) -> Iterator[tuple[Row, Run]]:
+    """Every run of the rows, in order; finished ones train nothing when they are gone through again.
+
+    look_only: only runs that have a folder already, so that looking makes none.
+    """
     for row in rows:
         for recipe in row.recipes:
-            yield row, Run(recipe, folder / "runs" / row.name / f"seed-{recipe.seed}", device)
+            place = folder / "runs" / row.name / f"seed-{recipe.seed}"
+            if place.exists() or not look_only:
+                yield row, Run(recipe, place, device)
 
 
-def compiled_accuracy(target_file: Path, recipe: Recipe) -> dict[str, float | int]:
-    """Compile a trained target onto the sparse machine of its own spec and let both answer the same test sequences."""
-    target = load_target(target_file)
+def compile_run(run: Run) -> None:
+    """Compile a finished run's target onto the sparse machine of its own spec and let both answer fresh sequences.
+
+    What was found is kept as compiled.json. Nothing happens for runs that trained no Target, or where it is done.
+    """
+    source, found = run.folder / "target.safetensors", run.folder / "compiled.json"
+    if not source.exists() or found.exists():
+        return
+    target, recipe = load_target(source), run.recipe
     machine = SparseMachine(target.spec)
     program = machine.compile(target)
-    task = recipe.build_tasks()[0]
-    examples = task.sample(COMPILED_ON, np.random.default_rng([recipe.seed, TEST, 1]))
+    examples = recipe.build_tasks()[1].sample(COMPILED_ON, np.random.default_rng([recipe.seed, TEST, 1]))
     same = right = scored = 0
     inputs, labels, places = (torch.from_numpy(a) for a in (examples.inputs, examples.labels, examples.scored))
     for X, label, place in zip(inputs.split(100), labels.split(100), places.split(100)):
-        told = machine.run(program, X, recipe.mask).argmax(-1)
-        truth = target(X, recipe.mask).argmax(-1)
-        same += int((told == truth)[place].sum())
-        right += int((told == label)[place].sum())
+        told = machine.run(program, X, recipe.mask).argmax(-1)[place]
+        same += int((told == target(X, recipe.mask).argmax(-1)[place]).sum())
+        right += int((told == label[place]).sum())
         scored += int(place.sum())
-    return {"width": machine.width, "accuracy": right / scored, "same_as_target": same / scored, "predictions": scored}
+    body = {"width": machine.width, "right": right, "same_as_target": same, "predictions": scored,
+            "sequences": COMPILED_ON, "residual": program.report.residual}  # fmt: skip
+    write_atomic(found, json.dumps(body, indent=2).encode())
 
 
-COLUMNS = ("task", "variant", "machine", "ours", "paper", "seeds", "steps", "seconds", "width", "trivial rules")
+COLUMNS = (
+    "task", "variant", "machine", "ours", "paper", "seeds", "steps", "seconds", "width", "trivial rules", "compiled",
+)  # fmt: skip
 
 
 def collect(rows: list[Row], folder: Path) -> list[dict[str, str]]:
     """What the finished runs of each row found, as text for a table; rows without a finished run are left out."""
     table = []
     for row in rows:
-        done = [run.result() for _, run in runs([row], folder) if run.done]
-        if not done:
+        finished = [run for _, run in runs([row], folder, look_only=True) if run.done]
+        if not finished:
             continue
+        done = [run.result() for run in finished]
         best = max(done[0]["trivial_rules"].items(), key=lambda pair: pair[1])
         table.append(
             {
@@ -98,9 +112,20 @@ def collect(rows: list[Row], folder: Path) -> list[dict[str, str]]:
                 "seconds": f"{sum(r['seconds'] for r in done):.0f}",
                 "width": "" if done[0]["width"] is None else str(done[0]["width"]),
                 "trivial rules": f"{best[0]}: {100 * best[1]:.1f}",
+                "compiled": _compiled(finished[0]),
             }
         )
     return table
+
+
+def _compiled(run: Run) -> str:
+    """What compile_run found, for a table."""
+    path = run.folder / "compiled.json"
+    if not path.exists():
+        return ""
+    found = json.loads(path.read_text())
+    share = 100 * found["right"] / found["predictions"]
+    return f"{share:.1f} at m = {found['width']}, {found['same_as_target']} of {found['predictions']} as the target"
 
 
 def write_tables(table: list[dict[str, str]], folder: Path, title: str) -> None:
