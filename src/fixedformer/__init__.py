@@ -21,21 +21,26 @@ _HOME = {
     "Target": "target",
     "Card": "target",
     "one_hot": "inputs",
+    "AttentionSimulator": "prompt.simulator",
+    "Prompt": "prompt.simulator",
 }
 
 if TYPE_CHECKING:
     from fixedformer.certificate import Certificate, Check
     from fixedformer.errors import CapacityError, CertificateError, FixedformerError, SpecError, StorageError
     from fixedformer.inputs import one_hot
+    from fixedformer.prompt.simulator import AttentionSimulator, Prompt
     from fixedformer.target import Card, Target, TargetSpec
 
 __all__ = [
+    "AttentionSimulator",
     "CapacityError",
     "Card",
     "Certificate",
     "CertificateError",
     "Check",
     "FixedformerError",
+    "Prompt",
     "SpecError",
     "StorageError",
     "Target",
