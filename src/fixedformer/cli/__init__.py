@@ -25,6 +25,7 @@ COMMANDS = [
     ("run", "embedding:run", "Run a program on an input file."),
     ("certify", "embedding:certify", "Check a program against its target; exit status 0 holds, 1 does not hold."),
     ("info", "files:info", "Say what a file of ours holds."),
+    ("simulate", "simulate:simulate", "Run an attention layer's weights as the prompt of a fixed network; certify it."),
 ]
 for _name, _place, _help in COMMANDS:
     app.command(f"fixedformer.cli.{_place}", name=_name, help=_help)

@@ -7,6 +7,8 @@ that and the roundings of its row sum, relative to itself; an output by as much 
 relative to P |X| |V|. The oracle's own error is counted in the same way.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -91,6 +93,16 @@ def certify(
     )
     context = {"fingerprint": fingerprint, "dtype": str(size.dtype), "backend": size.backend} | simulator.cost()
     return Certificate(f"simulated attention, {_describe(size)}", tuple(checks), {}, context)
+
+
+def merge(certificates: Sequence[Certificate]) -> Certificate:
+    """One certificate for several inputs: of each claim the check that is closest to its bound, with all cases."""
+    checks = []
+    for same in zip(*[certificate.checks for certificate in certificates]):
+        worst = max(same, key=lambda check: (not check.holds, check.measured / check.bound if check.bound else 0.0))
+        checks.append(replace(worst, cases=sum(check.cases for check in same)))
+    first = certificates[0]
+    return replace(first, checks=tuple(checks), context={**first.context, "inputs": len(certificates)})
 
 
 def _describe(size: SizeClass) -> str:

@@ -6,18 +6,14 @@ input, so it is computed once, on the distinct queries.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fixedformer.attention import hardmax_weights, softmax_weights
 from fixedformer.errors import SpecError
 from fixedformer.prompt.network import Block, GatedMap, Head, Network, activate
-
-# Score matrices are made in pieces of at most this many numbers (64 MB in float64), and batches in slices to match.
-_PIECE = 1 << 23
+from fixedformer.prompt.patterns import PIECE, Pattern, Sliced, attention_weights, find_patterns, signature
 
 
 def initial_state(network: Network, constants: Tensor, inputs: Tensor) -> Tensor:
@@ -44,16 +40,11 @@ def run_dense(network: Network, constants: Tensor, inputs: Tensor) -> Tensor:
         update = torch.zeros_like(state)
         for head in block.heads:
             scores = (state @ head.query) @ (state @ head.key).mT  # (batch, tokens, tokens)
-            update += _weights(block, scores) @ (state @ head.value) @ head.output
+            update += attention_weights(block, scores) @ (state @ head.value) @ head.output
         state = state + update
         if block.map is not None:
             state = state + _apply_map(block.map, state)
     return state
-
-
-def _weights(block: Block, scores: Tensor, rows: slice = slice(None)) -> Tensor:
-    mask = None if block.mask is None else block.mask[rows]
-    return hardmax_weights(scores, mask) if block.rule == "hard" else softmax_weights(scores, mask)
 
 
 def _apply_map(token_map: GatedMap, state: Tensor) -> Tensor:
@@ -63,55 +54,21 @@ def _apply_map(token_map: GatedMap, state: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _Sliced:
-    """A matrix without its zero rows: x @ matrix = x[..., reads] @ part."""
-
-    reads: Tensor
-    part: Tensor
-
-    @classmethod
-    def of(cls, matrix: Tensor) -> "_Sliced":
-        reads = matrix.any(1).nonzero()[:, 0]
-        return cls(reads, matrix[reads].contiguous())
-
-    def __call__(self, state: Tensor) -> Tensor:
-        return state[..., self.reads] @ self.part
-
-
-@dataclass(frozen=True)
-class _Pattern:
-    """Fixed attention weights: row `inverse[i]` of `weights` (distinct queries, tokens) belongs to token i.
-
-    Where every row has a single 1, `pick` holds its place and mixing is a gather.
-    """
-
-    inverse: Tensor
-    weights: Tensor | None
-    pick: Tensor | None
-
-    def mix(self, values: Tensor) -> Tensor:
-        """Mixed values (batch, distinct queries, values) of values (batch, tokens, values)."""
-        if self.weights is None:
-            return values[:, self.pick]
-        return self.weights @ values
-
-
-@dataclass(frozen=True)
 class _HeadGroup:
     """Heads of one block with the same W_Q and W_K: sum_h P V_h O_h = P [V_1 V_2 ..][O_1; O_2; ..]."""
 
-    query: _Sliced
-    key: _Sliced
-    value: _Sliced
+    query: Sliced
+    key: Sliced
+    value: Sliced
     output: Tensor  # (values, written channels)
     writes: Tensor
-    pattern: _Pattern | None
+    pattern: Pattern | None
 
 
 @dataclass(frozen=True)
 class _FastMap:
-    gate: _Sliced
-    up: _Sliced
+    gate: Sliced
+    up: Sliced
     down: Tensor  # (units, written channels)
     writes: Tensor
     spans: tuple[tuple[str, slice], ...]  # units sorted by activation
@@ -124,7 +81,7 @@ class _FastMap:
                       for kind in sorted(set(kinds)))  # fmt: skip
         down = token_map.down[order]
         writes = down.any(0).nonzero()[:, 0]
-        gate, up = (_Sliced.of(matrix[:, order]) for matrix in (token_map.gate, token_map.up))
+        gate, up = (Sliced.of(matrix[:, order]) for matrix in (token_map.gate, token_map.up))
         return cls(gate, up, down[:, writes].contiguous(), writes, spans)
 
     def add_to(self, state: Tensor) -> None:
@@ -148,7 +105,7 @@ class Engine:
         self.fixed_heads = 0
         self._state = initial_state(network, constants, constants.new_zeros(1, len(constants), len(network.inputs)))[0]
         self._blocks = [
-            (block, list(self._groups(block)), _FastMap.of(block.map) if block.map is not None else None)
+            (block, self._groups(block), _FastMap.of(block.map) if block.map is not None else None)
             for block in network.blocks
         ]
 
@@ -163,7 +120,7 @@ class Engine:
 
     def _slices(self, inputs: Tensor) -> tuple[Tensor, ...]:
         """The batch in parts whose state stays within a piece."""
-        return torch.split(inputs, max(1, _PIECE // (inputs.shape[1] * self.network.width)))
+        return torch.split(inputs, max(1, PIECE // (inputs.shape[1] * self.network.width)))
 
     def _run(self, inputs: Tensor) -> Tensor:
         state = initial_state(self.network, self.constants, inputs)
@@ -181,49 +138,34 @@ class Engine:
             return (group.pattern.mix(values) @ group.output)[:, group.pattern.inverse]
         query, key = group.query(state), group.key(state).mT
         batch, tokens = state.shape[:2]
-        rows = max(1, _PIECE // (batch * tokens))
+        rows = max(1, PIECE // (batch * tokens))
         pieces = [
-            _weights(block, query[:, start : start + rows] @ key, slice(start, start + rows)) @ values
+            attention_weights(block, query[:, start : start + rows] @ key, slice(start, start + rows)) @ values
             for start in range(0, tokens, rows)
         ]
         return torch.cat(pieces, dim=1) @ group.output
 
-    def _groups(self, block: Block) -> Iterator[_HeadGroup]:
+    def _groups(self, block: Block) -> list[_HeadGroup]:
         members: dict[bytes, list[Head]] = defaultdict(list)
         for head in block.heads:
-            members[_signature(head)].append(head)
-        for heads in members.values():
+            members[signature(head.query, head.key)].append(head)
+        sets = list(members.values())
+        fixed = len(self.network.constants)
+        patterns, margin = find_patterns(block, [heads[0] for heads in sets], self._state, fixed)
+        self.margin = min(self.margin, margin)
+        groups = []
+        for heads, pattern in zip(sets, patterns):
+            self.fixed_heads += len(heads) if pattern is not None else 0
             output = torch.cat([head.output for head in heads])
             writes = output.any(0).nonzero()[:, 0]
-            yield _HeadGroup(
-                query=_Sliced.of(heads[0].query),
-                key=_Sliced.of(heads[0].key),
-                value=_Sliced.of(torch.cat([head.value for head in heads], dim=1)),
-                output=output[:, writes].contiguous(),
-                writes=writes,
-                pattern=self._pattern(block, heads),
+            groups.append(
+                _HeadGroup(
+                    query=Sliced.of(heads[0].query),
+                    key=Sliced.of(heads[0].key),
+                    value=Sliced.of(torch.cat([head.value for head in heads], dim=1)),
+                    output=output[:, writes].contiguous(),
+                    writes=writes,
+                    pattern=pattern,
+                )
             )
-
-    def _pattern(self, block: Block, heads: list[Head]) -> _Pattern | None:
-        """The attention weights of heads that look at positions only; None for heads that look at data."""
-        fixed = len(self.network.constants)
-        if block.mask is not None or heads[0].query[fixed:].any() or heads[0].key[fixed:].any():
-            return None
-        self.fixed_heads += len(heads)
-        queries, inverse = torch.unique(self._state @ heads[0].query, dim=0, return_inverse=True)
-        scores = queries @ (self._state @ heads[0].key).mT  # (distinct queries, tokens)
-        best = scores.amax(-1, keepdim=True)
-        below = torch.where(scores == best, -torch.inf, scores).amax(-1, keepdim=True)
-        self.margin = min(self.margin, float((best - below).min()))
-        weights = _weights(block, scores)
-        single = bool(((weights == 1).sum(-1) == 1).all()) and bool(((weights != 0).sum(-1) == 1).all())
-        return _Pattern(inverse, None if single else weights, weights.argmax(-1) if single else None)
-
-
-def _signature(head: Head) -> bytes:
-    """Equal for heads with equal W_Q and W_K."""
-    parts = []
-    for matrix in (head.query, head.key):
-        places = matrix.nonzero()
-        parts += [places.numpy().tobytes(), matrix[places[:, 0], places[:, 1]].numpy().tobytes()]
-    return b"|".join([*parts, repr(tuple(head.query.shape)).encode()])
+        return groups
