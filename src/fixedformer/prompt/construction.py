@@ -4,6 +4,8 @@ On the grid of X, token (i, j) computes entry (i, j) of every intermediate matri
 number; A.B stands for "matrix A, entry (own row or column, B)"; the suffix @h is the head of the target.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -104,29 +106,39 @@ def _scores(builder: NetworkBuilder, size: SizeClass) -> None:
 
 
 def _softmax(builder: NetworkBuilder, size: SizeClass) -> None:
-    """Blocks 3 to 5: subtract the row's maximum, exponentiate, divide by the row's sum; exact 0 where not allowed."""
-    allowed = _allowed(size)
+    """Blocks 3 to 5 for all heads of the target at once."""
+    names = [f"@{head}" for head in range(size.heads)]
+    softmax_rows(builder, names, _allowed(size), size.columns, GUARD[size.dtype] if size.guard else None)
+
+
+def softmax_rows(
+    builder: NetworkBuilder, heads: Sequence[str], allowed: str, columns: int, guard: float | None
+) -> None:
+    """Row softmax of the scores S+head into P+head, for every suffix in `heads`; exact 0 where `allowed` is 0.
+
+    Three blocks: subtract the row's maximum, exponentiate, divide by the row's sum; without `guard` the first is left
+    out. The rows are those of section 0, with `columns` tokens each. Channel GRID tells section 0.
+    """
     row_query, row_key = matching({"id": 0, "row": "row"})
-    if size.guard:
-        guard = GUARD[size.dtype]
+    if guard is not None:
         builder.block()
-        for head in range(size.heads):
+        for head in heads:
             # S + guard * (0 for an allowed key of the right row, <= -1 for another), up to a constant of the query
             query = [{"one": 1.0}, {"one": guard}, *[combine((guard, form)) for form in row_query]]
-            builder.head(query, [f"S@{head}", allowed, *row_key], f"S@{head}", f"max@{head}")
-        for head in range(size.heads):
+            builder.head(query, [f"S{head}", allowed, *row_key], f"S{head}", f"max{head}")
+        for head in heads:
             # multiplied by `allowed` before exp: 0 * exp(overflow) would be NaN
-            builder.unit(f"R@{head}", {f"S@{head}": 1.0, f"max@{head}": -1.0}, allowed)
+            builder.unit(f"R{head}", {f"S{head}": 1.0, f"max{head}": -1.0}, allowed)
     builder.block()
-    for head in range(size.heads):
-        builder.unit(f"E@{head}", f"R@{head}" if size.guard else f"S@{head}", allowed, "exp")
+    for head in heads:
+        builder.unit(f"E{head}", f"S{head}" if guard is None else f"R{head}", allowed, "exp")
     builder.block()
-    for head in range(size.heads):
-        builder.head(row_query, row_key, f"E@{head}", f"mean@{head}")  # all `columns` tokens of the row tie
-    for head in range(size.heads):
+    for head in heads:
+        builder.head(row_query, row_key, f"E{head}", f"mean{head}")  # all `columns` tokens of the row tie
+    for head in heads:
         # off the grid the mean may be 0: divide by at least 1 there, since an infinity would spread as 0 * inf
-        total = {f"mean@{head}": float(size.columns), "one": 1.0, GRID: -1.0}
-        builder.unit(f"P@{head}", total, f"E@{head}", "reciprocal")
+        total = {f"mean{head}": float(columns), "one": 1.0, GRID: -1.0}
+        builder.unit(f"P{head}", total, f"E{head}", "reciprocal")
 
 
 def _mix(builder: NetworkBuilder, size: SizeClass) -> None:
