@@ -7,8 +7,9 @@ import torch
 
 import fixedformer as ff
 from fixedformer.errors import CapacityError, SpecError
+from fixedformer.prompt import engine, patterns
 from fixedformer.prompt.construction import sharpen
-from fixedformer.prompt.simulator import AttentionSimulator
+from fixedformer.prompt.simulator import AttentionSimulator, memory_needed
 from fixedformer.prompt.sizes import GUARD
 
 from .conftest import direct, gaussian, relative
@@ -268,6 +269,29 @@ def test_more_refusals() -> None:
         AttentionSimulator(5000, 5000, 5000)
     with pytest.raises(CapacityError, match=r"n = 200 the row maximum may be off by .* use float64"):
         AttentionSimulator(200, 1, 1, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("backend", ["hard", "soft"])
+@pytest.mark.parametrize("sizes", [(4, 3, 2, 1), (8, 8, 8, 4), (12, 3, 2, 2)])
+def test_memory_is_foretold(sizes: tuple[int, int, int, int], backend: str) -> None:
+    """The estimate that refuses a size class is at least its weights and one state, at most three times that."""
+    simulator = AttentionSimulator(*sizes, backend)
+    tensors = simulator.network.tensors().values()
+    held = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    held += 8 * simulator.size.tokens * simulator.network.width
+    assert held <= memory_needed(simulator.size) <= 3 * held
+
+
+@pytest.mark.parametrize("backend", ["hard", "soft"])
+def test_pieces_do_not_change_results(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Score matrices and batches cut into small pieces: the same numbers."""
+    A, V, X = gaussian(3, 2, 2, 2), gaussian(2, 2, 2, seed=1), gaussian(3, 4, 2, seed=2)
+    whole = AttentionSimulator(4, 2, 2, 2, backend)
+    truth = whole.run(whole.compile(A, V, X))
+    monkeypatch.setattr(engine, "PIECE", 300)
+    monkeypatch.setattr(patterns, "PIECE", 300)
+    pieces = AttentionSimulator(4, 2, 2, 2, backend)
+    assert relative(pieces.run(pieces.compile(A, V, X)), truth) <= 1e-15
 
 
 def test_public_name() -> None:

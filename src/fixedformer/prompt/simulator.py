@@ -215,11 +215,17 @@ class AttentionSimulator:
             )
 
 
+def memory_needed(size: SizeClass) -> int:
+    """Bytes of the weights and of one state. Heads and units write about a channel each; a fetch head is 4 wide."""
+    heads = sum(size.head_counts)
+    width = 10 + heads + 8 * size.heads
+    numbers = width * (heads * 13 + 3 * size.tokens)  # 4 + 4 + 1 + 1 a head, 3 a unit with a unit for a head
+    if size.backend == "soft":
+        numbers += width * size.heads * 2 * (max(size.d, size.d_k or 1) + size.d_v) + size.tokens**2 // 8
+    return numbers * torch.finfo(size.dtype).bits // 8
+
+
 def _require_room(size: SizeClass) -> None:
     """Refuse a size class whose weights or whose state do not fit, before anything is allocated."""
-    bytes_each = torch.finfo(size.dtype).bits // 8
-    heads = sum(size.head_counts)
-    width = len(size.head_counts) * 8 + 2 * heads  # a head and a unit write about one channel each
-    widest = 2 * max(size.d, size.d_k or 1) + size.d_v if size.backend == "soft" else 12
-    needed = bytes_each * width * (heads * (widest + 4) + 3 * size.tokens)
-    require_memory(needed, f"the simulator for {size.tokens} tokens and {heads} heads", "use smaller sizes")
+    what = f"the simulator for {size.tokens} tokens and {sum(size.head_counts)} heads"
+    require_memory(memory_needed(size), what, "use smaller sizes")
