@@ -146,9 +146,13 @@ def test_query_and_key_matrices_scale_and_output(backend: str, in_network: bool)
 @pytest.mark.parametrize("backend", ["hard", "stock", "soft"])
 def test_large_scores(backend: str) -> None:
     """|S| = 4e4 does not overflow; the result is as accurate as such scores allow (each is only known to 4e4 u)."""
-    A, V, X = case(8, 8, 8, 1)
-    A = A * 4e4 / float((X @ A[0] @ X.mT).abs().max())
     simulator = AttentionSimulator(8, 8, 8, backend=backend)
+    A, V, X = case(8, 8, 8, 1)
+    steep = A * 4e4 / float((X @ A[0] @ X.mT).abs().max())  # weights 0 and 1
+    assert relative(simulator.run(simulator.compile(steep, V, X)), direct(steep, V, X)) <= 1e-10
+    A, X[:, 0] = A / 8, 1.0
+    A[0, 0, 0] += 4e4  # lifts every score alike: the weights stay as they are
+    assert float((X @ A[0] @ X.mT).abs().max()) > 3.9e4
     assert relative(simulator.run(simulator.compile(A, V, X)), direct(A, V, X)) <= 1e-10
 
 

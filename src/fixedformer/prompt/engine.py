@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from fixedformer.errors import SpecError
-from fixedformer.prompt.network import Block, GatedMap, Head, Network, activate
-from fixedformer.prompt.patterns import PIECE, Pattern, Sliced, attention_weights, find_patterns, signature
+from fixedformer.prompt.network import ACTIVATIONS, Activation, Block, GatedMap, Head, Network, activate
+from fixedformer.prompt.patterns import PIECE, Pattern, Sliced, as_slice, attention_weights, find_patterns, signature
 
 
 def initial_state(network: Network, constants: Tensor, inputs: Tensor) -> Tensor:
@@ -68,27 +68,33 @@ class _HeadGroup:
 @dataclass(frozen=True)
 class _FastMap:
     gate: Sliced
-    up: Sliced
-    down: Tensor  # (units, written channels)
-    writes: Tensor
-    spans: tuple[tuple[str, slice], ...]  # units sorted by activation
+    up: Sliced  # one column where all units have the same
+    down: Tensor | None  # (units, written channels); None where unit k alone writes channel k, with factor 1
+    writes: Tensor | slice
+    spans: tuple[tuple[Activation, slice], ...]  # units sorted by activation
 
     @classmethod
     def of(cls, token_map: GatedMap) -> "_FastMap":
         order = sorted(range(token_map.units), key=lambda unit: token_map.activations[unit])
         kinds = [token_map.activations[unit] for unit in order]
         spans = tuple((kind, slice(kinds.index(kind), kinds.index(kind) + kinds.count(kind)))
-                      for kind in sorted(set(kinds)))  # fmt: skip
+                      for kind in ACTIVATIONS if kind in kinds)  # fmt: skip
+        gate, up = token_map.gate[:, order], token_map.up[:, order]
+        if bool((up == up[:, :1]).all()):
+            up = up[:, :1]
         down = token_map.down[order]
         writes = down.any(0).nonzero()[:, 0]
-        gate, up = (Sliced.of(matrix[:, order]) for matrix in (token_map.gate, token_map.up))
-        return cls(gate, up, down[:, writes].contiguous(), writes, spans)
+        kept = down[:, writes].contiguous()
+        plain = kept.shape[0] == kept.shape[1] and torch.equal(kept, torch.eye(len(kept), dtype=kept.dtype))
+        return cls(Sliced.of(gate), Sliced.of(up), None if plain else kept, as_slice(writes), spans)
 
     def add_to(self, state: Tensor) -> None:
-        gate = self.gate(state)
+        hidden = self.gate(state)
         for kind, span in self.spans:
-            gate[..., span] = activate(gate[..., span], kind)  # type: ignore[arg-type]
-        state[..., self.writes] += (gate * self.up(state)) @ self.down
+            if kind != "identity":
+                hidden[..., span] = activate(hidden[..., span], kind)
+        hidden *= self.up(state)
+        state[..., self.writes] += hidden if self.down is None else hidden @ self.down
 
 
 class Engine:

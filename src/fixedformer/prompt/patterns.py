@@ -19,13 +19,13 @@ _VANISHES = 746.0
 class Sliced:
     """A matrix without its zero rows: x @ matrix = x[..., reads] @ part."""
 
-    reads: Tensor
+    reads: Tensor | slice
     part: Tensor
 
     @classmethod
     def of(cls, matrix: Tensor) -> "Sliced":
         reads = matrix.any(1).nonzero()[:, 0]
-        return cls(reads, matrix[reads].contiguous())
+        return cls(as_slice(reads), matrix[reads].contiguous())
 
     def __call__(self, state: Tensor) -> Tensor:
         return state[..., self.reads] @ self.part
@@ -47,6 +47,13 @@ class Pattern:
         if self.weights is None:
             return values[:, self.pick]
         return self.weights @ values
+
+
+def as_slice(places: Tensor) -> Tensor | slice:
+    """Consecutive places as a slice: indexing with it makes no copy."""
+    if len(places) and int(places[-1]) - int(places[0]) == len(places) - 1:
+        return slice(int(places[0]), int(places[-1]) + 1)
+    return places
 
 
 def attention_weights(block: Block, scores: Tensor, rows: slice = slice(None)) -> Tensor:

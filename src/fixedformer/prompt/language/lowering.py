@@ -181,7 +181,9 @@ class Lowering:
         total = _constant(scaled.low)
         for step in range(int(scaled.low) + 1, int(scaled.high) + 1):
             total = total.plus(self.at_least(scaled, Fraction(step), what))
-        return Value(total.form, scaled.low, scaled.high)
+        # one channel again: what reads it would otherwise read every threshold
+        rounded = self.unit(total.form, {"token": ONE}, Channel(float(max(abs(scaled.low), abs(scaled.high)))))
+        return Value({rounded: ONE}, scaled.low, scaled.high)
 
     def _require_few(self, value: Value, what: str) -> None:
         if value.high - value.low + 1 > MOST_VALUES:
