@@ -174,6 +174,15 @@ def test_guard_is_needed_and_is_enough() -> None:
             assert relative(guarded.run(prompt)[0], torch.tensor([[1.0, 0.0], [1.0, 0.0]]).double()) < 1.0
 
 
+def test_without_the_guard_low_scores_keep_their_accuracy() -> None:
+    """All scores near -300: the row sums are near e^-300, and nothing may be added to them on the way."""
+    A, V, X = case(4, 3, 2, 1)
+    X[:, 0] = 1.0
+    A[0, 0, 0] -= 300.0
+    simulator = AttentionSimulator(4, 3, 2, guard=False)
+    assert relative(simulator.run(simulator.compile(A, V, X)), direct(A, V, X)) <= 1e-12
+
+
 def test_sharpness_of_softmax_decides_the_error() -> None:
     """Scores times 20, 40, 1000: errors about 2e-8, then below 1e-12, then none at all (two-sided)."""
     A, V, X = case(6, 4, 4, 2)

@@ -1,12 +1,13 @@
 """The simulator's certificate: what was computed, held against `oracle` with bounds from a rounding analysis.
 
-Bounds (docs/theory/prompt.md, Theorem 3; first order in u = eps / 2, so multiplied by 1 + 1e-3): a score is wrong by at
-most s u M, where M is the largest entry of |X| |A| |X|^T and s counts the roundings that meet one of its terms; the
-subtraction and exp add 2 u M + 3 u to the relative error of an exponential. A weight P is then wrong by at most twice
-that and the roundings of its row sum, relative to itself; an output by as much and the roundings of two more products,
-relative to P |X| |V|. The oracle's own error is counted in the same way.
+Bounds (docs/theory/prompt.md, Theorem 3; u = eps / 2; k u stands for k u / (1 - k u), hence a factor 1 + 1e-3): a
+score is wrong by at most s u M, where M is the largest entry of |X| |A| |X|^T and s counts the roundings that meet one
+of its terms; the subtraction and exp add 2 u M + 3 u to the relative error of an exponential. A weight P is then wrong
+by at most twice that and the roundings of its row sum, relative to itself; an output by as much and the roundings of
+two more products, relative to P |X| |V|. The oracle's own error is counted in the same way.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -34,22 +35,24 @@ def relative_bounds(size: SizeClass, score_size: float, folded: int = 0) -> tupl
     score_size: M. folded: width of W_Q where `compile` multiplied W_Q W_K^T itself. A stock backend adds what its wrong
     tokens weigh; numbers given in float64 to a float32 machine are rounded once each.
     """
-    u = torch.finfo(size.dtype).eps / 2
-    exact = torch.finfo(torch.float64).eps / 2
-    inner = size.d if size.d_k is None else size.d_k
-    given = 4  # X twice and the weights once (W_Q and W_K twice) rounded to the machine's dtype; the scale
-    roundings = given + size.d + inner + (size.d if size.d_k else 0) + folded
-    exponent = (roundings + 2) * u * score_size + 3 * u
-    total = (size.columns if size.backend != "soft" else size.n) + 3
-    weights = 2 * exponent + total * u
-    oracle_weights = 2 * ((9 + 2) * exact * score_size + 3 * exact) + 3 * exact
-    products = size.d + size.n + given + (size.d_v * size.heads + 1 if size.d_out else 0)
-    outputs = weights + products * u
-    oracle_outputs = oracle_weights + 6 * exact
-    leak = 0.0 if size.backend != "stock" else size.tokens * float(torch.exp(torch.tensor(-size.sharpness)))
+    u, exact = torch.finfo(size.dtype).eps / 2, torch.finfo(torch.float64).eps / 2
+    # A score meets: its inputs rounded to the dtype (X twice, A, or W_Q and W_K), the scale (itself and its product),
+    # then the sums of d products (X A, or X W_Q and X W_K) and of d or d_k products.
+    if size.d_k is None:
+        roundings = 3 + 2 + 2 * size.d + folded
+    else:
+        roundings = 4 + 2 + 2 * size.d + size.d_k
+    exponent = (roundings + 2) * u * score_size + 3 * u  # S - max is at most 2 M; exp
+    # the row sum: weight, product, sum and factor c; then the reciprocal and the last product
+    total = (size.columns if size.backend != "soft" else size.n) + 4
+    weights = math.expm1(2 * exponent + total * u)
+    oracle_weights = math.expm1(2 * ((9 + 2) * exact * score_size + 3 * exact) + 3 * exact)
+    # X V with both rounded, then P (X V), then W_O, itself rounded
+    products = size.d + 2 + size.n + (size.d_v * size.heads + 1 if size.d_out else 0)
+    leak = size.tokens * math.exp(-size.sharpness) if size.backend == "stock" else 0.0
     return (
         _SECOND_ORDER * (weights + oracle_weights) + leak,
-        _SECOND_ORDER * (outputs + oracle_outputs) + leak,
+        _SECOND_ORDER * (weights + products * u + oracle_weights + 8 * exact) + leak,
     )
 
 

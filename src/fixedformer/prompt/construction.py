@@ -132,13 +132,12 @@ def softmax_rows(
     builder.block()
     for head in heads:
         builder.unit(f"E{head}", f"S{head}" if guard is None else f"R{head}", allowed, "exp")
+        builder.unit(f"E{head}", {"one": 1.0, GRID: -1.0})  # off the grid 1: a mean of 0 would spread as 0 * inf
     builder.block()
     for head in heads:
         builder.head(row_query, row_key, f"E{head}", f"mean{head}")  # all `columns` tokens of the row tie
     for head in heads:
-        # off the grid the mean may be 0: divide by at least 1 there, since an infinity would spread as 0 * inf
-        total = {f"mean{head}": float(columns), "one": 1.0, GRID: -1.0}
-        builder.unit(f"P{head}", total, f"E{head}", "reciprocal")
+        builder.unit(f"P{head}", {f"mean{head}": float(columns)}, f"E{head}", "reciprocal")
 
 
 def _mix(builder: NetworkBuilder, size: SizeClass) -> None:
