@@ -18,6 +18,7 @@ from fixedformer.certificate import Certificate
 from fixedformer.errors import SpecError
 from fixedformer.prompt.construction import build_network, position_channels
 from fixedformer.prompt.engine import Engine, run_dense
+from fixedformer.prompt.layout import require_exact
 from fixedformer.prompt.network import Network
 from fixedformer.prompt.sizes import Backend, MaskKind, SizeClass
 from fixedformer.prompt.target import QueryKey, Scale, read_target
@@ -50,8 +51,8 @@ class AttentionSimulator:
 
     backend: "hard", average-hard attention; "stock", the same weights on ordinary softmax attention with its scores
     times `sharpness`; "soft", three blocks, the last of which is one softmax head per head of the target.
-    d_k, d_out, mask, guard: see SizeClass. Raises SpecError for sizes that make no sense, CapacityError for a size
-    that does not fit in memory or whose positions `dtype` cannot hold exactly.
+    d_k, d_out, mask, guard: see SizeClass. It computes on the CPU, without gradients. Raises SpecError for sizes that
+    make no sense, CapacityError for a size that does not fit in memory or whose positions `dtype` cannot hold exactly.
     """
 
     def __init__(
@@ -71,7 +72,12 @@ class AttentionSimulator:
     ) -> None:
         self.size = SizeClass(n, d, d_v, heads, d_k, d_out, mask, guard, backend, sharpness, dtype)
         _require_room(self.size)
-        self._names, self._positions = position_channels(self.size)
+        _, self._positions = position_channels(self.size)
+        if backend == "stock":
+            furthest = int(self.size.layout().coordinates().square().sum(-1).max())
+            require_exact(
+                2 * int(sharpness) * furthest, dtype, "sharpness times the longest squared position, doubled,"
+            )
 
     @cached_property
     def network(self) -> Network:

@@ -58,16 +58,20 @@ class SizeClass:
             raise SpecError("backend 'soft' masks by a fixed boolean mask, so the prompt cannot hold one; use 'hard'")
         if self.dtype not in GUARD:
             raise SpecError(f"dtype must be torch.float64 or torch.float32, got {self.dtype}")
-        if not self.sharpness >= 20:
-            raise SpecError(f"sharpness must be at least 20 (a wrong token then weighs e^-20 = 2e-9), got "
-                            f"{self.sharpness}")  # fmt: skip
+        if not self.sharpness >= 20 or not float(self.sharpness).is_integer():
+            raise SpecError("sharpness must be a whole number, so that scores that tie stay equal, and at least 20 (a "
+                            f"wrong token then weighs e^-20 = 2e-9), got {self.sharpness}")  # fmt: skip
         if self.backend != "soft" and self.guard and self.shift_error > MOST_SHIFT:
             raise CapacityError(f"for n = {self.n} the row maximum may be off by {self.shift_error:.0f} in "
                                 f"{self.dtype}, {MOST_SHIFT:.0f} is safe; use float64 or guard=False")  # fmt: skip
 
     @property
     def shift_error(self) -> float:
-        """Bound on the rounding of a row-maximum score: four terms of at most 4 GUARD n^2 in all, each rounded."""
+        """How far below the maximum the row-maximum head may pick, by rounding.
+
+        Multiples of GUARD add exactly; three additions involve S, each rounding a partial sum below 2.5 GUARD n^2 by
+        eps / 2 of it; two keys are compared: 2 * 3 * 2.5 / 2 = 7.5 < 8.
+        """
         return 8 * GUARD[self.dtype] * self.n**2 * torch.finfo(self.dtype).eps
 
     @property

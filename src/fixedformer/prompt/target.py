@@ -122,4 +122,5 @@ def _tensor(data: Any, name: str, shape: tuple[int, int, int], size: SizeClass) 
 def _number(tensor: Tensor, name: str, size: SizeClass) -> Tensor:
     if tensor.dtype == torch.bool or tensor.is_complex():
         raise SpecError(f"{name} must hold real numbers, got {tensor.dtype}")
-    return finite(finite(tensor, name).to(size.dtype), f"{name}, rounded to {size.dtype},")
+    finite(tensor, name)
+    return finite(tensor.detach().to("cpu", size.dtype), f"{name}, rounded to {size.dtype},")

@@ -375,6 +375,7 @@ def test_drawings(tmp_path: Path) -> None:
     program = library_program("sort")
     dot = to_dot(program)
     assert dot.count(" -> ") == sum(len(step.args) for step in program.steps)
+    assert 'label="otherwise(·, 0)' in to_dot(library_program("dyck1"))  # constants stand in labels
     assert dot.count("peripheries=2") == 1
     assert 'label="lookup \\":1' in to_dot(Program("q", ('"',), lookup(tokens, {'"': 1})))
     draw(program, tmp_path / "sort.png")
