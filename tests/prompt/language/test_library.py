@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from fixedformer.errors import SpecError
+from fixedformer.prompt.construction import sharpen
+from fixedformer.prompt.engine import run_dense
 from fixedformer.prompt.language import LIBRARY, NO_MATCH, compile_program, interpret, library_program
 from fixedformer.prompt.language.verify import all_words, compare_words, sample_words
 
@@ -135,6 +137,21 @@ def test_compile_and_run_times_at_length_32() -> None:
         start = time.perf_counter()
         compiled.run_ids(ids)
         assert time.perf_counter() - start < 1, name
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+def test_definition_and_plain_softmax_give_the_same_answers(name: str) -> None:
+    """The dense evaluation of the network, and the same weights on ordinary softmax with scores times 1000."""
+    program = library_program(name)
+    compiled = compile_program(program, 12, verify=False)
+    ids = torch.randint(len(program.alphabet), (40, 12), generator=torch.Generator().manual_seed(0))
+    values, matched = compiled.run_ids(ids)
+    inputs = torch.nn.functional.pad(ids.double(), (1, 0))[..., None]
+    engine = compiled._engines[12]
+    for network in (compiled.network, sharpen(compiled.network, 1000.0)):
+        state = run_dense(network, engine.constants, inputs)[:, 1:]
+        assert (state[..., network.channel("out")] - values).abs().max() <= 1e-13
+        assert torch.equal(state[..., network.channel("matched")] > 0.5, matched)
 
 
 def test_one_network_for_all_inputs() -> None:
