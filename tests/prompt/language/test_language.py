@@ -1,6 +1,7 @@
 """The language itself: types, no match, precision, refusals, random programs, text and drawings."""
 
 import random
+import re
 from dataclasses import replace
 from fractions import Fraction
 from itertools import product
@@ -194,6 +195,22 @@ def test_precision_follows_the_length() -> None:
     compile_program(program, 10, samples=8)
     with pytest.raises(CapacityError, match=r"close at length 500 cannot be compiled faithfully: '<' must tell apart"):
         compile_program(program, 500)
+
+
+def test_refusal_sets_in_where_rounding_reaches_an_eighth_of_the_gap() -> None:
+    """The first length that is refused: rounding is above gap / 8 there, and not far above."""
+    a, b = (otherwise(aggregate(select(position, position, way), equal(tokens, symbol("a"))), 0) for way in ("<", ">"))
+    program = Program("close", "ab", a * b * a * b < b * a * a * Fraction(1, 3))
+    fine, refused, message = 10, 300, ""
+    while refused - fine > 1:
+        middle = (fine + refused) // 2
+        try:
+            compile_program(program, middle, verify=False)
+            fine = middle
+        except CapacityError as error:
+            refused, message = middle, str(error)
+    gap, noise = (float(number) for number in re.findall(r"values (\S+) apart, .* by (\S+);", message)[0])
+    assert gap / 8 <= noise < gap / 4
 
 
 def test_what_cannot_be_compiled_faithfully_is_refused() -> None:

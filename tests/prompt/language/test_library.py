@@ -126,17 +126,18 @@ def test_brackets_at_length_30() -> None:
 
 @pytest.mark.slow
 def test_compile_and_run_times_at_length_32() -> None:
-    """Verified compilation under 2 s a program, 1,000 sequences under 1 s (on a machine that is not busy)."""
+    """Verified compilation under 2 s a program, 1,000 sequences under 1 s: processor time of one core, which other
+    work on the machine does not change."""
     for name in LIBRARY:
         program = library_program(name)
-        start = time.perf_counter()
+        start = time.process_time()
         compiled = compile_program(program, 32)
-        assert time.perf_counter() - start < 2, name
+        assert time.process_time() - start < 2, name
         ids = torch.randint(len(program.alphabet), (1000, 32), generator=torch.Generator().manual_seed(0))
         compiled.run_ids(ids[:1])
-        start = time.perf_counter()
+        start = time.process_time()
         compiled.run_ids(ids)
-        assert time.perf_counter() - start < 1, name
+        assert time.process_time() - start < 1, name
 
 
 @pytest.mark.parametrize("name", LIBRARY)
