@@ -160,7 +160,7 @@ def _write(path: Path, result: Tensor) -> None:
 @contextmanager
 def _one_thread() -> Iterator[None]:
     """One thread for torch: the work is thousands of small operations, and on a busy machine threads that wait for each
-    other make it ten times slower (measured: 3 s became 30 s)."""
+    other make it several times slower (6 s became 30 s where other work kept two cores busy)."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
