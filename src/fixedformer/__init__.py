@@ -36,6 +36,8 @@ _HOME = {
     "lipschitz": "loop.moduli",
     "save_loop_program": "loop.files",
     "load_loop_program": "loop.files",
+    "AttentionSimulator": "prompt.simulator",
+    "Prompt": "prompt.simulator",
 }
 
 if TYPE_CHECKING:
@@ -52,9 +54,11 @@ if TYPE_CHECKING:
     from fixedformer.loop.files import load_loop_program, save_loop_program
     from fixedformer.loop.moduli import lipschitz
     from fixedformer.loop.program import LoopProgram
+    from fixedformer.prompt.simulator import AttentionSimulator, Prompt
     from fixedformer.target import Card, Target, TargetSpec
 
 __all__ = [
+    "AttentionSimulator",
     "CapacityError",
     "Card",
     "Certificate",
@@ -65,6 +69,7 @@ __all__ = [
     "LoopProgram",
     "LoopedApproximator",
     "Program",
+    "Prompt",
     "RandomMachine",
     "SparseMachine",
     "SpecError",

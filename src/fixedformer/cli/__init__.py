@@ -27,8 +27,13 @@ COMMANDS = [
     ("certify", "embedding:certify", "Check a program against its target; exit status 0 holds, 1 does not hold."),
     ("train", "train:train", "Train a fixed machine's program, or a full target, on a task."),
     ("reproduce", "reproduce:reproduce", "The paper's tables and figure, row by row."),
-    ("info", "files:info", "Say what a file of ours holds."),
     ("loop", "loop:app", "Looped transformers: one block whose loops compute a function."),
+    (
+        "simulate",
+        "simulate:simulate",
+        "Run an attention layer that a fixed network reads as its prompt; certify it.",
+    ),
+    ("info", "files:info", "Say what a file of ours holds."),
 ]
 for _name, _place, _help in COMMANDS:
     app.command(f"fixedformer.cli.{_place}", name=_name, help=_help)
