@@ -92,6 +92,7 @@ def train(
     device: auto, cpu or cuda.
     threads: CPU threads; PyTorch's choice when left out.
     """
+    # Long because every flag is a parameter with a line of help; the work is in recipes.py and run.py.
     if threads is not None:
         torch.set_num_threads(threads)
     changes: dict[str, Any] = {

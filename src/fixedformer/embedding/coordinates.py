@@ -8,17 +8,18 @@ products; the cheaper order is values first.)
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, linear, scaled_dot_product_attention
 
 from fixedformer.attention import Mask, resolve_mask, rotate
 from fixedformer.embedding.machine import Machine
 from fixedformer.embedding.maps import IndexMap, apply_plainly
+from fixedformer.embedding.parameters import ProgramParameters
 from fixedformer.embedding.rule import EPSILON, Rule
 from fixedformer.inputs import as_input, embed_rows
 
 
-class CoordinateProgram(nn.Module):
+class CoordinateProgram(ProgramParameters):
     """E (and U) of a fixed machine whose layers follow `rule`, evaluated over the m coordinates.
 
     Same parameters and meaning as TrainableProgram, which is far faster where it applies; this one also evaluates
@@ -35,18 +36,10 @@ class CoordinateProgram(nn.Module):
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        super().__init__()
-        self.machine, self.rule, spec = machine, rule, machine.spec
-        generator = torch.Generator().manual_seed(seed)
-
-        def draw(*shape: int) -> nn.Parameter:
-            return nn.Parameter((torch.randn(shape, generator=generator, dtype=torch.float64) * deviation).to(dtype))
-
-        self.embedding = draw(spec.d_in, machine.width)
-        self.unembedding = draw(machine.width, spec.d_out) if train_unembedding else None
-        self.register_buffer("fixed_unembedding", machine.dense_unembed(dtype), persistent=False)
-        self.mlps = [self._frozen_mlp(layer, dtype) for layer in range(spec.layers)] if rule.mlp_width else []
-        self.routes = [_route(machine, layer) for layer in range(spec.layers)]
+        super().__init__(machine, train_unembedding, deviation, seed, dtype)
+        self.rule, layers = rule, range(machine.spec.layers)
+        self.mlps = [self._frozen_mlp(layer, dtype) for layer in layers] if rule.mlp_width else []
+        self.routes = [_route(machine, layer) for layer in layers]
 
     def forward(self, X: Tensor, mask: Mask = "causal") -> Tensor:
         """Outputs (..., tokens, d_out) for token ids or vectors."""
@@ -62,8 +55,7 @@ class CoordinateProgram(nn.Module):
                 update = linear(gelu(linear(seen, into, bias)), out, shift)
                 state = state + update if rule.residual else update
             state = _normed(state) if rule.norm == "post" else state
-        unembedding = self.get_buffer("fixed_unembedding") if self.unembedding is None else self.unembedding
-        return (_normed(state) if rule.final_norm else state) @ unembedding
+        return (_normed(state) if rule.final_norm else state) @ self.exit()
 
     def _attention(self, seen: Tensor, layer: int, mask: Mask) -> Tensor:
         """sum_h A^h (X R_V^h), X = seen (..., tokens, m)."""

@@ -10,13 +10,14 @@ dense    inner read-outs are E times fixed columns (all_columns), made once. Wit
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fixedformer.attention import Mask
 from fixedformer.embedding.engines import PathWeights, run_paths
 from fixedformer.embedding.machine import Machine
 from fixedformer.embedding.maps import apply_plainly, dense
 from fixedformer.embedding.normed import run_normed_paths
+from fixedformer.embedding.parameters import ProgramParameters
 from fixedformer.embedding.program import CompileReport, Program
 from fixedformer.embedding.rule import Rule
 from fixedformer.embedding.solve import all_columns
@@ -27,12 +28,11 @@ from fixedformer.inputs import as_input
 from fixedformer.target import Card
 
 
-class TrainableProgram(nn.Module):
-    """Parameters `embedding` (d_in, m) and, with train_unembedding, `unembedding` (m, d_out), for one fixed machine.
+class TrainableProgram(ProgramParameters):
+    """E (and U) of a fixed machine, evaluated in path space.
 
-    Both start Gaussian with standard deviation `deviation` (0.02 in the paper), drawn from `seed`; without
-    train_unembedding U is the machine's own, which on the sparse machine trains far better. rule: how layers are put
-    together; by default as the machine's spec says. Raises SpecError for rules that path space cannot evaluate (MLPs).
+    rule: how layers are put together; by default as the machine's spec says. See ProgramParameters for the rest. Raises
+    SpecError for rules that path space cannot evaluate (MLPs).
     """
 
     def __init__(
@@ -44,24 +44,13 @@ class TrainableProgram(nn.Module):
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        super().__init__()
-        self.machine, self.rule = machine, rule or Rule.of(machine.spec)
-        if machine.spec.residual and not self.rule.residual:
-            raise SpecError(
-                "a machine built for residual targets is evaluated with its residual; use Rule(residual=True)"
-            )
+        super().__init__(machine, train_unembedding, deviation, seed, dtype)
+        self.rule, spec = rule or Rule.of(machine.spec), machine.spec
+        if spec.residual and not self.rule.residual:
+            raise SpecError("a machine for residual targets is evaluated with its residual; use Rule(residual=True)")
         if self.rule.mlp_width:
             raise SpecError("a nonlinear MLP over the m coordinates ends path space; train it with CoordinateProgram")
-        spec = machine.spec
         self.tree = PathTree(spec.heads, spec.layers, spec.d_head, spec.d_out, self.rule.residual)
-        generator = torch.Generator().manual_seed(seed)
-
-        def draw(*shape: int) -> nn.Parameter:
-            return nn.Parameter((torch.randn(shape, generator=generator, dtype=torch.float64) * deviation).to(dtype))
-
-        self.embedding = draw(spec.d_in, machine.width)
-        self.unembedding = draw(machine.width, spec.d_out) if train_unembedding else None
-        self.register_buffer("fixed_unembedding", machine.dense_unembed(dtype), persistent=False)
         self._columns_ready = False
 
     def forward(self, X: Tensor, mask: Mask = "causal") -> Tensor:
@@ -70,10 +59,6 @@ class TrainableProgram(nn.Module):
         if self.rule.plain:
             return run_paths(self.machine.spec, self.path_weights(), data, mask)
         return run_normed_paths(self.machine, self.rule, self.embedding, self.exit(), data, mask)
-
-    def exit(self) -> Tensor:
-        """U (m, d_out): the trained one, or the machine's."""
-        return self.get_buffer("fixed_unembedding") if self.unembedding is None else self.unembedding
 
     def path_weights(self) -> PathWeights:
         """Read-outs of E and U as path weights, differentiable in both."""
