@@ -31,10 +31,19 @@ _HOME = {
     "load_program": "embedding.files",
     "build_machine": "embedding.files",
     "widths": "embedding.widths",
+    "decompile": "embedding.decompile",
+    "Decompiled": "embedding.decompile",
+    "shrink": "embedding.decompile",
+    "hankel_spectrum": "embedding.decompile",
+    "same_program": "embedding.compare",
+    "certify_equal": "embedding.converse",
 }
 
 if TYPE_CHECKING:
     from fixedformer.certificate import Certificate, Check
+    from fixedformer.embedding.compare import same_program
+    from fixedformer.embedding.converse import certify_equal
+    from fixedformer.embedding.decompile import Decompiled, decompile, hankel_spectrum, shrink
     from fixedformer.embedding.dense import FrozenMachine, RandomMachine
     from fixedformer.embedding.files import build_machine, load_program, save_program
     from fixedformer.embedding.program import Program
@@ -51,6 +60,7 @@ __all__ = [
     "Certificate",
     "CertificateError",
     "Check",
+    "Decompiled",
     "FixedformerError",
     "FrozenMachine",
     "Program",
@@ -61,11 +71,16 @@ __all__ = [
     "Target",
     "TargetSpec",
     "build_machine",
+    "certify_equal",
+    "decompile",
+    "hankel_spectrum",
     "load_program",
     "load_target",
     "one_hot",
+    "same_program",
     "save_program",
     "save_target",
+    "shrink",
     "widths",
 ]
 
