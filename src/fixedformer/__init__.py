@@ -37,6 +37,7 @@ _HOME = {
     "hankel_spectrum": "embedding.decompile",
     "same_program": "embedding.compare",
     "certify_equal": "embedding.converse",
+    "agreement": "embedding.distil",
 }
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from fixedformer.embedding.converse import certify_equal
     from fixedformer.embedding.decompile import Decompiled, decompile, hankel_spectrum, shrink
     from fixedformer.embedding.dense import FrozenMachine, RandomMachine
+    from fixedformer.embedding.distil import agreement
     from fixedformer.embedding.files import build_machine, load_program, save_program
     from fixedformer.embedding.program import Program
     from fixedformer.embedding.sparse import SparseMachine
@@ -70,6 +72,7 @@ __all__ = [
     "StorageError",
     "Target",
     "TargetSpec",
+    "agreement",
     "build_machine",
     "certify_equal",
     "decompile",

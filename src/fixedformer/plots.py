@@ -1,7 +1,10 @@
 """Records -> figures, as PNG bytes. matplotlib is imported when a figure is drawn, and no display is needed."""
 
 import io
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from fixedformer.experiments.demo import Demo
 
@@ -38,6 +41,28 @@ def attention_picture(demo: Demo) -> bytes:
         row[0].set_ylabel(name, fontsize=8)
         figure.colorbar(image, ax=row.tolist(), shrink=0.85, pad=0.01).ax.tick_params(labelsize=6)
     figure.suptitle(f"Who looks at whom in  {text}  (rows: looking, columns: looked at)", fontsize=9)
+    return _png(figure)
+
+
+def spectrum_picture(spectra: Sequence[Tensor], title: str = "") -> bytes:
+    """Singular values of the Hankel matrix at every cut (`hankel_spectrum`): what width each layer really uses."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axis = figure.subplots()
+    for cut, values in enumerate(spectra):
+        kept = values[values > 0].tolist()
+        name = "before layer 1" if cut == 0 else f"after layer {cut}"
+        axis.semilogy(
+            range(1, len(kept) + 1), kept, marker="o", markersize=3, linewidth=1, label=f"{name}: {len(kept)}"
+        )
+    axis.set_xlabel("dimension of the state")
+    axis.set_ylabel("singular value of the Hankel matrix")
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.grid(visible=True, which="major", linewidth=0.3)
+    axis.legend(title="cut: dimensions used", fontsize=8, title_fontsize=8)
+    axis.set_title(title, fontsize=9)
     return _png(figure)
 
 

@@ -24,6 +24,8 @@ COMMANDS = [
     ("compile", "embedding:compile_", "Turn a target into the program of a fixed machine."),
     ("run", "embedding:run", "Run a program on an input file."),
     ("certify", "embedding:certify", "Check a program against its target; exit status 0 holds, 1 does not hold."),
+    ("decompile", "decompile:decompile", "Read a program back as the narrowest ordinary transformer."),
+    ("shrink", "decompile:shrink", "The narrowest target equal to a given one."),
     ("info", "files:info", "Say what a file of ours holds."),
 ]
 for _name, _place, _help in COMMANDS:

@@ -22,7 +22,7 @@ class Comparison:
 
     reason: one sentence. gap: the largest relative difference of scores or outputs met, tolerance: what was allowed.
     heads: for every layer, which heads of the first do what which heads of the second do. differs_on: an input with its
-    mask on which the outputs differ by `difference`, relative to the larger of the two; None: none needed, or none found.
+    mask on which the outputs differ by `difference`, relative to the larger of the two; None: none needed or found.
     """
 
     equal: bool

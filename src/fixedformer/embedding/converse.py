@@ -2,9 +2,10 @@
 
 1. What both show. Every kind of read-out column (a query or key channel of a layer and head, an output), over all paths
    and inputs at once, from joint states of the two networks (reach.py), so without the exponential list of paths.
-   Measured: the 2-norm of the difference relative to that of |E| |R| .. |R|, i.e. to what rounding every factor once
-   can do. Bound: ROUNDING (layers + 1) sqrt(n) roundings, n the longest sum that is formed or factored. They decide
-   attention and output for all inputs, lengths and masks (theorem 1 of docs/theory/embedding.md): exhaustive.
+   Measured: the 2-norm of the difference relative to that of |E| |R_all| (for a target |W_E| |W_V| .. |W_Q|), i.e. to
+   what one rounding of the program (of every factor) can do. Bound: ROUNDING (layers + 1) sqrt(n) roundings, n the
+   longest sum that is formed or factored. Read-outs decide attention and output for all inputs, lengths and masks
+   (theorem 1 of docs/theory/embedding.md), so this is exhaustive.
    For networks that are to be equal on tokens only, scores and outputs are compared instead, on what tokens can reach.
 2. Attention and outputs on inputs, by forward passes that share no code with the reading. Bound: the read-out errors
    and an allowance for evaluation, propagated (bounds.py), at most half the digits; half the digits where the paths are
@@ -20,7 +21,7 @@ from fixedformer.attention import Mask
 from fixedformer.certificate import Certificate, Check
 from fixedformer.embedding.bounds import Consequence, propagate
 from fixedformer.embedding.certify import SAMPLED_BATCH, SAMPLED_LENGTHS
-from fixedformer.embedding.hankel import ROUNDING, show, times
+from fixedformer.embedding.hankel import ROUNDING, reach_factors, show, times
 from fixedformer.embedding.reach import Joint, Magnitude, Scores, Subject
 from fixedformer.embedding.tree import PathTree
 from fixedformer.errors import SpecError
@@ -73,18 +74,15 @@ def _columns(pair: Pair, unit: float) -> list[Check]:
     one, two = pair
     tree, alone = PathTree.of(one.spec), [[head] for head in range(one.spec.heads)]
     joint = Joint.of(one.start, two.start, tokens=False)
-    sizes = (Magnitude(one.stack), Magnitude(two.stack))
-    size = Joint.of(one.start.abs(), two.start.abs(), tokens=False)
+    scales = [torch.maximum(*pair_of) for pair_of in zip(*(_sizes(subject, tree) for subject in pair))]
     worst = 0.0
     for layer in range(tree.layers + 1):
         last = layer == tree.layers
         shown = [times(r, s.stack.exit() if last else s.stack.reader(layer)) for r, s in zip(joint.all(), pair)]
-        scales = [times(r, s.exit() if last else s.reader(layer)).norm(dim=0) for r, s in zip(size.all(), sizes)]
         change = (shown[0] - shown[1]).norm(dim=0)
-        worst = max(worst, float(torch.where(change == 0, change, change / torch.maximum(*scales)).max()))
+        worst = max(worst, float(torch.where(change == 0, change, change / scales[layer]).max()))
         if not last:
             joint = joint.step((one.stack, two.stack), layer, (alone, alone), tree.residual)
-            size = size.step(sizes, layer, (alone, alone), tree.residual)
     kinds = tree.layers * tree.node_width + tree.d_out
     return [
         Check(
@@ -92,10 +90,29 @@ def _columns(pair: Pair, unit: float) -> list[Check]:
             bound=unit,
             measured=worst,
             cases=kinds,
-            scope=f"exhaustive: {kinds} kinds of columns, each over all {tree.branching}^t paths of its depth t, all inputs",
+            scope=f"exhaustive: {kinds} kinds of columns, each over all paths of its depth and all inputs",
             source="roundings of stored and multiplied factors, relative to the product of their magnitudes",
         )
     ]
+
+
+def _sizes(subject: Subject, tree: PathTree) -> list[Tensor]:
+    """2-norms over all paths and inputs of what roundings can do to each kind of column, by depth.
+
+    For a program |E| |R_all|, the roundings of the program; for a target, or where R_all is too large to form, the
+    product of the magnitudes of all factors.
+    """
+    if isinstance(subject.source, tuple) and subject.width * tree.count <= LISTED:
+        machine, program = subject.source
+        scale = machine.readout_scale(program)
+        return [
+            scale[:, tree.columns(depth).to(scale.device)].square().sum((0, 1)).sqrt()
+            for depth in range(tree.layers + 1)
+        ]
+    stack = Magnitude(subject.stack)
+    reach = reach_factors(stack, subject.start.abs(), tree)
+    chains = [stack.reader(layer) for layer in range(tree.layers)] + [stack.exit()]
+    return [times(rows, chain).norm(dim=0) for rows, chain in zip(reach, chains)]
 
 
 def _tokens(pair: Pair, unit: float) -> list[Check]:

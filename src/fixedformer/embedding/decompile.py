@@ -14,12 +14,12 @@ from torch import Tensor
 
 from fixedformer.attention import Mask
 from fixedformer.capacity import require_memory
-from fixedformer.embedding.distil import Agreement, DistilStep, agreement, distil
-from fixedformer.embedding.hankel import Futures, ReadoutFutures, StateFutures, probe, show
+from fixedformer.embedding.distil import Agreement, DistilStep, distil, measure
+from fixedformer.embedding.hankel import EPS, ROUNDING, Futures, ReadoutFutures, StateFutures, probe, show
 from fixedformer.embedding.machine import Machine
 from fixedformer.embedding.program import Program
 from fixedformer.embedding.reach import Subject, readout_gap, token_gap
-from fixedformer.embedding.realise import Cut, Layered, realise, restrict_to_tokens
+from fixedformer.embedding.realise import Cut, Layered, fit_tokens, realise
 from fixedformer.embedding.tree import PathTree
 from fixedformer.embedding.truncate import Data, Truncation, state_factor, truncate
 from fixedformer.errors import SpecError
@@ -36,9 +36,10 @@ class DecompileReport:
     source_width: of the machine or target that was read. cuts: what was decided at every cut 0..L, exactly.
     exact_width: of the narrowest equal; width: of the result, less when truncated. value_widths: rank of every head's
     value map, by layer (exact); where it exceeds d_head the result's d_value does too. gauge: "any" (equal read-outs,
-    so equal for all inputs) or "tokens" (equal for one-hot tokens). error: of the exact step, the largest change of any kind of read-out
-    column over all paths, relative to that column (for the tokens gauge of scores and outputs, all pairs of paths).
-    truncation, agreement, distilled: None, None, 0 unless asked for; agreement is with the program, on the data given.
+    so equal for all inputs) or "tokens" (equal for one-hot tokens). error: of the exact step, the largest change of any
+    kind of read-out column over all paths, relative to that column (for the tokens gauge of scores and outputs, all
+    pairs of paths). truncation, agreement, distilled: None, None, 0 unless asked for; agreement is with the program, on
+    the data given.
     """
 
     source_width: int
@@ -214,13 +215,15 @@ def hankel_spectrum(
     else:
         layered, _ = realise(StateFutures(subject.stack, subject.start, tree))
     futures = StateFutures(layered, layered.embed, tree, scaled=False)
-    if data is None:
-        return tuple(futures.spectrum(cut) for cut in range(tree.layers + 1))
-    seen = Data.of(subject.spec, data, None, mask, layered.embed.device)
-    return tuple(
-        torch.linalg.svdvals(state_factor(layered, subject.spec, seen, cut) @ futures.observe[cut])
-        for cut in range(tree.layers + 1)
-    )
+    reach = list(futures.reach)
+    if data is not None:
+        seen = Data.of(subject.spec, data, None, mask, layered.embed.device)
+        reach = [state_factor(layered, subject.spec, seen, cut) for cut in range(tree.layers + 1)]
+    spectra = []
+    for factor, observe in zip(reach, futures.observe):
+        values = torch.linalg.svdvals(factor @ observe)
+        spectra.append(values[values > ROUNDING * EPS * (tree.layers + 1) * factor.norm() * observe.norm()])
+    return tuple(spectra)
 
 
 def _futures(machine: Machine, program: Program) -> tuple[Futures, Tensor | None]:
@@ -267,8 +270,8 @@ def _finish(
     device = layered.embed.device
     if wish.tokens:
         exact = _as_subject(layered, subject)
-        restricted = restrict_to_tokens(layered, spec.residual)
-        layered, cuts = realise(StateFutures(restricted, restricted.embed, tree), wish.tolerance)
+        fitted = fit_tokens(layered, spec.residual)
+        layered, cuts = realise(StateFutures(fitted, fitted.embed, tree), wish.tolerance)
         error = max(error, token_gap(exact, _as_subject(layered, subject)))
     full = layered.target(spec, subject.dtype, card)
     exact_width, value_widths = full.weights.d_model, layered.value_widths
@@ -294,7 +297,7 @@ def _finish(
         gauge="tokens" if wish.tokens else "any",
         error=error,
         truncation=truncation,
-        agreement=None if data is None else agreement(result, full, data),
+        agreement=None if data is None else measure(result, full, data),
         distilled=wish.steps,
         seconds=time.perf_counter() - began,
     )

@@ -4,10 +4,13 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from fixedformer.attention import Mask
+from fixedformer.embedding.reach import Subject
 from fixedformer.embedding.truncate import Data
 from fixedformer.errors import SpecError
 from fixedformer.target import Target, TargetSpec, Weights, forward
@@ -47,13 +50,26 @@ class DistilStep:
     seconds: float
 
 
-def agreement(target: Target, reference: Target, data: Data) -> Agreement:
-    """Compare outputs at the places that count."""
+def agreement(first: Any, second: Any, data: Any, *, where: Any = None, mask: Mask = None) -> Agreement:
+    """How two of Target, (machine, program) agree on data: outputs at the places that count, `second` the reference.
+
+    data, where: as for `decompile`. Raises SpecError where inputs or outputs have different widths.
+    """
+    one, two = Subject.of(first), Subject.of(second)
+    if (one.spec.d_in, one.spec.d_out) != (two.spec.d_in, two.spec.d_out):
+        raise SpecError(f"inputs and outputs have widths {one.spec.d_in}, {one.spec.d_out} and {two.spec.d_in}, "
+                        f"{two.spec.d_out}: nothing can be compared")  # fmt: skip
+    return measure(first, second, Data.of(one.spec, data, where, mask, one.start.device))
+
+
+def measure(first: Any, second: Any, data: Data) -> Agreement:
+    """`agreement` on data that were checked already."""
+    pair = Subject.of(first), Subject.of(second)
     places = same = 0
     error = size = 0.0
     for X, where in data.chunks(CHUNK):
-        mine, wanted = (_outputs(net.spec, net.weights, X, where, data) for net in (target, reference))
-        mine, wanted = mine.to(torch.float64), wanted.to(torch.float64)
+        outs = (subject.run(X, data.mask).to(torch.float64) for subject in pair)
+        mine, wanted = (out[where] if where is not None else out.flatten(0, -2) for out in outs)
         places += len(wanted)
         same += int((mine.argmax(-1) == wanted.argmax(-1)).sum())
         error += float((mine - wanted).square().sum())

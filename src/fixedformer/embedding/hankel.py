@@ -57,7 +57,7 @@ class Futures(Protocol):
 
 
 class ReadoutFutures:
-    """Rows as read-outs. readouts: E R_all (d_in, N), float64; noise (k, N): read-outs of `probe`, how far off they are.
+    """Rows as read-outs. readouts: E R_all (d_in, N), float64; noise (k, N): read-outs of `probe`.
 
     Every kind of column (a query or key channel of a layer and head, an output) is scaled to unit length over all
     paths when rows are compared: ranks do not change, and a layer of small weights is not lost beside a large one.

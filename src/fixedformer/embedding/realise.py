@@ -136,8 +136,9 @@ def realise(futures: Futures, tolerance: float | None = None) -> tuple[Layered, 
         if tree.residual:
             movers, rows, cut = _extend(futures, layer, rows, parts, tolerance)
         else:
+            width = len(rows)
             pile, rows, cut = _factor(futures, layer + 1, torch.cat(parts), tolerance)
-            movers = pile.reshape(tree.heads, -1, pile.shape[1])
+            movers = pile.reshape(tree.heads, width, pile.shape[1])
         limit = _limit(futures, layer + 1, cut.spectrum, tolerance)
         split = [_split(futures.seen(layer + 1, part), mover, limit) for part, mover in zip(parts, movers)]
         values.append(tuple(value for value, _ in split))
@@ -147,12 +148,12 @@ def realise(futures: Futures, tolerance: float | None = None) -> tuple[Layered, 
     return (_one_width(found) if tree.residual else found), tuple(cuts)
 
 
-def restrict_to_tokens(layered: Layered, residual: bool) -> Layered:
-    """The same function of token ids on no more state than tokens can reach; other read-outs for other inputs.
+def fit_tokens(layered: Layered, residual: bool) -> Layered:
+    """The same function of token ids, fit to be realised on less state; other read-outs for other inputs.
 
     For one-hot tokens the rows of every P_p sum to 1, so states of cut l lie in the affine space a_l + D_l with a_0 the
-    mean of the embedding's rows, D_0 their differences, a_{l+1} = [a_l +] sum_h a_l M^h, D_{l+1} = [D_l +] sum_h D_l M^h,
-    at most 1 + B^l (d_in - 1) dimensions in place of B^l d_in. Projecting onto their spans changes no state.
+    mean of the embedding's rows, D_0 their differences, a_{l+1} = [a_l +] sum_h a_l M^h and D_{l+1} = [D_l +] sum_h
+    D_l M^h: at most 1 + B^l (d_in - 1) dimensions in place of B^l d_in. docs/theory/decompile.md, section 4.
     """
     mean = layered.embed.mean(0, keepdim=True)
     anchors, differences = [mean], [_basis(layered.embed - mean)]
@@ -162,11 +163,35 @@ def restrict_to_tokens(layered: Layered, residual: bool) -> Layered:
         kept = ([anchors[-1]], [differences[-1]]) if residual else ([], [])
         anchors.append(torch.stack(kept[0] + anchor).sum(0))
         differences.append(_basis(torch.cat(kept[1] + spread)))
-    if residual:  # one stream for all layers
-        bases = [_basis(_level([*anchors, differences[-1]]))] * len(anchors)
-    else:
-        bases = [_basis(_level([a, d])) for a, d in zip(anchors, differences)]
-    return project(layered, [basis.mT for basis in bases], bases)
+    if residual:
+        return _one_head_carries_the_anchor(layered, anchors, differences)
+    bases = [_basis(_level([a, d])) for a, d in zip(anchors, differences)]
+    return project(layered, [basis.mT for basis in bases], bases)  # states lie there already: none changes
+
+
+def _one_head_carries_the_anchor(layered: Layered, anchors: list[Tensor], differences: list[Tensor]) -> Layered:
+    """A stream cannot be projected cut by cut, but it need not bring a_l M^h for every head: their sum is enough.
+
+    With u such that D_l u = 0 and a_l u = 1, every row of A^h x has the value 1 at u; so M^h - u (a_l M^h), and
+    u sum_h a_l M^h added to one head, change no state. That head's value may need one more dimension.
+    """
+    values, outputs = [], []
+    for layer, (value, output) in enumerate(zip(layered.values, layered.outputs)):
+        anchor, spread = anchors[layer], differences[layer]
+        beyond = anchor - (anchor @ spread.mT) @ spread
+        # Roundings are amplified by |a| / |beyond|; where that is more than 1000 the dimension is not worth the digits.
+        if not float(beyond.norm()) > 1e-3 * float(anchor.norm()):
+            values.append(value)
+            outputs.append(output)
+            continue
+        probe = beyond.mT / beyond.square().sum()  # u, (r, 1)
+        brought = [anchor @ v @ o for v, o in zip(value, output)]
+        carrier = min(range(len(value)), key=lambda head: value[head].shape[1])
+        total = torch.stack(brought).sum(0)
+        rest = [total - part if head == carrier else -part for head, part in enumerate(brought)]
+        values.append(tuple(torch.cat([v, probe], dim=1) for v in value))
+        outputs.append(tuple(torch.cat([o, row]) for o, row in zip(output, rest)))
+    return Layered(layered.embed, layered.readers, tuple(values), tuple(outputs), layered.unembed)
 
 
 def project(layered: Layered, down: list[Tensor], up: list[Tensor]) -> Layered:
@@ -234,7 +259,7 @@ def _extend(
     # M [shown; fresh^T brought] = brought: the new coordinates first, what is left lies in what the old ones show.
     rest = brought - fresh @ (fresh.mT @ brought)
     old = ((rest @ right.mT) / values) @ left.mT
-    movers = torch.cat([old, fresh], dim=1).reshape(len(parts), -1, shown.shape[0] + new)
+    movers = torch.cat([old, fresh], dim=1).reshape(len(parts), len(rows), shown.shape[0] + new)
     extended = torch.cat([kept, fresh.mT @ torch.cat(parts)])
     return movers, extended, Cut(spectrum, known + new, len(extended), limit, new)
 
