@@ -20,8 +20,9 @@ from fixedformer.embedding.machine import Machine
 from fixedformer.embedding.program import Program
 from fixedformer.embedding.reach import Subject, readout_gap, token_gap
 from fixedformer.embedding.realise import Cut, Layered, fit_tokens, realise
+from fixedformer.embedding.states import Data, state_factor
 from fixedformer.embedding.tree import PathTree
-from fixedformer.embedding.truncate import Data, Truncation, state_factor, truncate
+from fixedformer.embedding.truncate import Truncation, truncate
 from fixedformer.errors import SpecError
 from fixedformer.inputs import finite
 from fixedformer.target import Card, Target

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fixedformer.attention import Mask
 from fixedformer.embedding.reach import Subject
-from fixedformer.embedding.truncate import Data
+from fixedformer.embedding.states import Data
 from fixedformer.errors import SpecError
 from fixedformer.target import Target, TargetSpec, Weights, forward
 

@@ -145,7 +145,7 @@ def realise(futures: Futures, tolerance: float | None = None) -> tuple[Layered, 
         outputs.append(tuple(output for _, output in split))
         cuts.append(cut)
     found = Layered(embed, tuple(readers), tuple(values), tuple(outputs), futures.exit(rows))
-    return (_one_width(found) if tree.residual else found), tuple(cuts)
+    return (one_width(found) if tree.residual else found), tuple(cuts)
 
 
 def fit_tokens(layered: Layered, residual: bool) -> Layered:
@@ -271,7 +271,7 @@ def _split(shown: Tensor, mover: Tensor, limit: float) -> tuple[Tensor, Tensor]:
     return value, value.mT @ mover
 
 
-def _one_width(layered: Layered) -> Layered:
+def one_width(layered: Layered) -> Layered:
     """Fill a stream that grows from cut to cut with zeros, up to its last width."""
     width = layered.unembed.shape[0]
 
