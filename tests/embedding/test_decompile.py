@@ -75,8 +75,8 @@ def test_any_program_is_a_small_transformer(shape, kind):
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape[2] == 30], ids=str)
 def test_any_wide_program(shape, kind):
     spec = a_spec(shape, kind)
-    if ff.widths(spec).minimal > 6000:
-        pytest.skip("residual at (2, 4, 30, 30) is 6150 wide: the random machine's matrices are 1.2 GB")
+    if ff.widths(spec).minimal > 6000 and "N" in kind:
+        pytest.skip("a random residual machine for (2, 4, 30, 30) takes 0.8 GB and half a minute to draw")
     check_exact(spec, kind)
 
 

@@ -19,9 +19,8 @@ from fixedformer.embedding.tree import PathTree
 from fixedformer.inputs import embed_rows
 from fixedformer.target import TargetSpec
 
-KNOWN = (
-    1e-10  # directions shown more weakly than this, relative, cannot carry what a head brings: it would cost 10 digits
-)
+# Directions that are shown more weakly than this, relative, do not carry what a head brings: it would cost ten digits.
+KNOWN = 1e-10
 
 
 def truncate_stream(layered: Layered, spec: TargetSpec, width: int, data: Data | None) -> tuple[Layered, list[float]]:
