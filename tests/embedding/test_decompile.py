@@ -313,3 +313,28 @@ def test_a_program_of_zeros():
     same = target.attention(torch.tensor([0, 1])) == machine.attention(program, torch.tensor([0, 1]))
     assert bool(same.all())
     assert not target(torch.tensor([0, 1])).any()
+
+
+@pytest.mark.parametrize("residual", [False, True])
+def test_what_cancels_is_not_a_dimension(residual):
+    """A head whose queries, and an output whose weights, meet no reachable state: through a random machine or another
+    basis they are rounding noise, and scaled up it would be taken for rank (or everything else for noise)."""
+    spec = ff.TargetSpec(2, 2, 4, 2, 3, residual)
+    w = ff.Target.random(spec, seed=6, d_model=6, d_value=2).weights.named()
+    basis = torch.linalg.qr(torch.randn(9, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)).Q
+    reached, beyond = basis[:, :6], basis[:, 6:]  # no state ever leaves the first six directions
+    wide = {name: reached @ w[name] for name in ("query", "key", "value", "unembed")}
+    wide |= {name: w[name] @ reached.mT for name in ("output", "embed")}
+    wide["query"][1, 0] = beyond[:, :2]
+    wide["unembed"][:, 1] = beyond[:, 2]
+    target = ff.Target(spec, **wide)
+    w["query"][1, 0], w["unembed"][:, 1] = 0, 0
+    clean = ff.shrink(ff.Target(spec, **w))
+    machine = ff.RandomMachine(spec)
+    program = machine.compile(target)
+    for small in (ff.shrink(target), ff.decompile(machine, program)):
+        assert small.report.ranks == clean.report.ranks
+        assert small.weights.d_model == clean.weights.d_model
+        assert small.report.error <= 1e-9
+        same_function(machine, program, small, 1e-9)
+        assert ff.same_program(small, target)

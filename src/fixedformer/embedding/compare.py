@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fixedformer.attention import Mask
-from fixedformer.embedding.hankel import EPS, ROUNDING, StateFutures, times
+from fixedformer.embedding.hankel import EPS, ROUNDING, StateFutures, precede, times
 from fixedformer.embedding.reach import Joint, Scores, Subject
 from fixedformer.embedding.tree import PathTree
 from fixedformer.errors import SpecError
@@ -105,13 +105,14 @@ class _Match:
             groups = ([a for a, _ in pairs], [b for _, b in pairs])
             joint = joint.step(stacks, layer, groups, one.residual)
         shown = [times(rows, stack.exit()) for rows, stack in zip(joint.all(), stacks)]
-        self._within(shown[0] - shown[1], max(float(part.norm()) for part in shown), "the outputs")
-
-    def _within(self, change: Tensor, size: float, what: str) -> None:
-        gap = float(change.norm()) / size if size else 0.0
-        self.gap = max(self.gap, gap)
-        if gap > self.tolerance:
-            raise _Unequal(f"{what} along some path differ by {gap:.1e}, relative to all paths together")
+        size = max(float(part.norm()) for part in shown)
+        parts = [rows.norm() * precede(stack.exit(), None).norm() for rows, stack in zip(joint.all(), stacks)]
+        change = float((shown[0] - shown[1]).norm())
+        if change <= ROUNDING * EPS * float(max(parts)):
+            return  # nothing but rounding, even if all outputs cancel
+        self.gap = max(self.gap, change / size)
+        if change > self.tolerance * size:
+            raise _Unequal(f"outputs along some path differ by {change / size:.1e}, relative to all paths together")
 
     def _pair(self, joint: Joint, layer: int) -> list[tuple[list[int], list[int]]]:
         """Groups of heads with equal scores, first beside second; heads without effect are left out."""
@@ -144,11 +145,13 @@ class _Match:
 
     def _equal(self, scores: Scores, head: int, others: Scores, at: int) -> bool:
         gap, size = scores.gap(head, others, at)
-        floor = ROUNDING * EPS * float(max(scores.size[head], others.size[at]))
-        equal = gap <= self.tolerance * size + floor
-        if equal and size > 0:
+        floor = float(max(scores.rounding[head], others.rounding[at]))
+        if gap <= floor:
+            return True
+        if gap <= self.tolerance * size:
             self.gap = max(self.gap, gap / size)
-        return equal
+            return True
+        return False
 
 
 def _dead(subject: Subject, rows: Tensor, layer: int, group: list[int]) -> bool:

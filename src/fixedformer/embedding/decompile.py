@@ -20,7 +20,7 @@ from fixedformer.embedding.machine import Machine
 from fixedformer.embedding.program import Program
 from fixedformer.embedding.reach import Subject, readout_gap, token_gap
 from fixedformer.embedding.realise import Cut, Layered, fit_tokens, realise
-from fixedformer.embedding.states import Data, state_factor
+from fixedformer.embedding.states import Data, mask_of, state_factor
 from fixedformer.embedding.tree import PathTree
 from fixedformer.embedding.truncate import Truncation, truncate
 from fixedformer.errors import SpecError
@@ -164,12 +164,12 @@ def decompile(
     began = time.perf_counter()
     wish = _Wish(width, data, where, mask, tokens, tolerance, steps, rate, seed, progress)
     subject = Subject.of((machine, program))
-    futures, shown = _futures(machine, program)
+    futures, shown, unsure = _futures(machine, program)
     layered, cuts = realise(futures, tolerance)
-    if shown is None:
+    if shown is None or unsure is None:
         error = readout_gap(subject, _as_subject(layered, subject))
     else:
-        error = _column_gap(shown, show(layered, layered.embed, machine.tree), machine.tree)
+        error = _column_gap(shown, unsure, show(layered, layered.embed, machine.tree), machine.tree)
     return _finish(subject, layered, cuts, error, program.card, wish, began)
 
 
@@ -201,12 +201,16 @@ def shrink(
 
 
 def hankel_spectrum(
-    source: Machine | Target, program: Program | None = None, data: Any = None, *, mask: Mask = None
+    source: Machine | Target,
+    program: Program | None = None,
+    data: Any = None,
+    *,
+    mask: Mask | Literal["card"] = "card",
 ) -> tuple[Tensor, ...]:
     """Singular values of the Hankel matrix at every cut 0..L, largest first: the width that each layer really uses.
 
     source: a machine with its program, or a target alone. Without data all paths and inputs count alike (the Frobenius
-    norm of the read-outs); with data (as for `decompile`, under `mask`) the states that occur there, per token.
+    norm of the read-outs); with data and mask (as for `decompile`) the states that occur there, per token.
     Values that the rounding of the program explains are left out. Raises SpecError as `decompile` does.
     """
     subject = Subject.of(source if program is None else (source, program))
@@ -218,7 +222,7 @@ def hankel_spectrum(
     futures = StateFutures(layered, layered.embed, tree, scaled=False)
     reach = list(futures.reach)
     if data is not None:
-        seen = Data.of(subject.spec, data, None, mask, layered.embed.device)
+        seen = Data.of(subject.spec, data, None, mask_of(mask, subject.card), layered.embed.device)
         reach = [state_factor(layered, subject.spec, seen, cut) for cut in range(tree.layers + 1)]
     spectra = []
     for factor, observe in zip(reach, futures.observe):
@@ -227,8 +231,9 @@ def hankel_spectrum(
     return tuple(spectra)
 
 
-def _futures(machine: Machine, program: Program) -> tuple[Futures, Tensor | None]:
-    """Hankel rows of a program, as read-outs (second: E R_all) or, where these would outgrow it, as machine states."""
+def _futures(machine: Machine, program: Program) -> tuple[Futures, Tensor | None, Tensor | None]:
+    """Hankel rows of a program, as read-outs (then E R_all and the read-outs of its roundings) or, where these would
+    outgrow it, as machine states."""
     embedding = finite(program.embedding, "the program's embedding").to(torch.float64)
     if program.unembedding is not None:
         finite(program.unembedding, "the program's unembedding")
@@ -238,21 +243,25 @@ def _futures(machine: Machine, program: Program) -> tuple[Futures, Tensor | None
         require_memory(
             8 * machine.width**2 * (3 * machine.spec.layers + 8), f"reading a program of {machine!r}", remedy
         )
-        return StateFutures(stack, embedding, tree, noise=noise), None
+        return StateFutures(stack, embedding, tree, noise=noise), None, None
     leaves = (machine.spec.d_in + len(noise)) * tree.branching**tree.layers * machine.width
     require_memory(8 * (3 * leaves + 6 * machine.spec.d_in * tree.count), f"the read-outs of {machine!r}", remedy)
     whole = show(stack, torch.cat([embedding, noise]), tree)
-    shown = whole[: len(embedding)]
-    return ReadoutFutures(shown, whole[len(embedding) :], tree), shown
+    shown, unsure = whole[: len(embedding)], whole[len(embedding) :]
+    return ReadoutFutures(shown, unsure, tree), shown, unsure
 
 
-def _column_gap(shown: Tensor, again: Tensor, tree: PathTree) -> float:
-    """The largest change of any kind of read-out column over all paths and inputs, relative to that column."""
+def _column_gap(shown: Tensor, unsure: Tensor, again: Tensor, tree: PathTree) -> float:
+    """The largest change of any kind of read-out column over all paths and inputs, relative to that column.
+
+    A column that is short enough to be rounding is judged by the others of its depth.
+    """
     worst = 0.0
     for depth in range(tree.layers + 1):
         columns = tree.columns(depth).to(shown.device)
         change = (shown - again)[:, columns].square().sum((0, 1)).sqrt()
-        size = shown[:, columns].square().sum((0, 1)).sqrt()
+        size, noise = (rows[:, columns].square().sum((0, 1)).sqrt() for rows in (shown, unsure))
+        size = torch.where(size > ROUNDING * (tree.layers + 1) * noise, size, size.max())
         worst = max(worst, float(torch.where(change == 0, change, change / size).max()))
     return worst
 
@@ -276,8 +285,9 @@ def _finish(
         error = max(error, token_gap(exact, _as_subject(layered, subject)))
     full = layered.target(spec, subject.dtype, card)
     exact_width, value_widths = full.weights.d_model, layered.value_widths
-    mask = card.mask if isinstance(wish.mask, str) and wish.mask == "card" else wish.mask
-    data = None if wish.data is None else Data.of(spec, wish.data, wish.where, mask, device)
+    data = None
+    if wish.data is not None:
+        data = Data.of(spec, wish.data, wish.where, mask_of(wish.mask, card), device)
     truncation = None
     if wish.width is not None and wish.width < exact_width:
         layered, truncation = truncate(layered, spec, wish.width, data)

@@ -4,14 +4,14 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from fixedformer.attention import Mask
 from fixedformer.embedding.reach import Subject
-from fixedformer.embedding.states import Data
+from fixedformer.embedding.states import Data, mask_of
 from fixedformer.errors import SpecError
 from fixedformer.target import Target, TargetSpec, Weights, forward
 
@@ -50,16 +50,19 @@ class DistilStep:
     seconds: float
 
 
-def agreement(first: Any, second: Any, data: Any, *, where: Any = None, mask: Mask = None) -> Agreement:
+def agreement(
+    first: Any, second: Any, data: Any, *, where: Any = None, mask: Mask | Literal["card"] = "card"
+) -> Agreement:
     """How two of Target, (machine, program) agree on data: outputs at the places that count, `second` the reference.
 
-    data, where: as for `decompile`. Raises SpecError where inputs or outputs have different widths.
+    data, where, mask: as for `decompile`, the card being the reference's. Raises SpecError where inputs or outputs have
+    different widths.
     """
     one, two = Subject.of(first), Subject.of(second)
     if (one.spec.d_in, one.spec.d_out) != (two.spec.d_in, two.spec.d_out):
         raise SpecError(f"inputs and outputs have widths {one.spec.d_in}, {one.spec.d_out} and {two.spec.d_in}, "
                         f"{two.spec.d_out}: nothing can be compared")  # fmt: skip
-    return measure(first, second, Data.of(one.spec, data, where, mask, one.start.device))
+    return measure(first, second, Data.of(one.spec, data, where, mask_of(mask, two.card), one.start.device))
 
 
 def measure(first: Any, second: Any, data: Data) -> Agreement:

@@ -70,7 +70,8 @@ class ReadoutFutures:
         total = 0.0
         for depth in reversed(range(tree.layers + 1)):
             columns = tree.columns(depth).to(readouts.device)  # (nodes, own)
-            scale = inverse(readouts[:, columns].square().sum((0, 1)).sqrt())
+            lengths, unsure = (rows[:, columns].square().sum((0, 1)).sqrt() for rows in (readouts, noise))
+            scale = column_scales(lengths, ROUNDING * (tree.layers + 1) * unsure, tree, depth)
             self._scale[columns] = scale.expand_as(columns)
             total += float((noise[:, columns] * scale).square().sum())
             self._noise[depth] = total**0.5
@@ -156,7 +157,9 @@ class StateFutures:
         matrix = precede(chain, None)
         if not scaled:
             return matrix
-        return matrix * inverse((self.reach[cut] @ matrix).norm(dim=0))
+        reach = self.reach[cut]
+        unsure = ROUNDING * EPS * (self.tree.layers + 1) * reach.norm() * matrix.norm(dim=0)
+        return matrix * column_scales((reach @ matrix).norm(dim=0), unsure, self.tree, cut)
 
 
 def show(stack: Stack, start: Tensor, tree: PathTree) -> Tensor:
@@ -240,6 +243,20 @@ def compress(rows: Tensor) -> Tensor:
     return triangle
 
 
-def inverse(lengths: Tensor) -> Tensor:
-    """1 / lengths, and 1 where the length is 0 (nothing there to scale)."""
-    return torch.where(lengths > 0, 1 / lengths, torch.ones_like(lengths))
+def column_scales(lengths: Tensor, unsure: Tensor, tree: PathTree, depth: int) -> Tensor:
+    """What brings each kind of column of a depth to unit length; 0 for those that hold rounding noise alone.
+
+    lengths, unsure (own,): 2-norm of each over all paths and inputs, and how much of it may be rounding. Noise scaled
+    up to unit length would be taken for rank. Noise is what is not longer than `unsure`, and what is as short beside
+    the others of its layer as rounding is, unless its partner makes up for it: a query of a head with large keys.
+    """
+    if depth < tree.layers:
+        blocks = lengths.reshape(2, tree.heads, tree.d_head)
+        sizes = blocks.norm(dim=-1)  # (2, heads)
+        weight = (blocks * sizes.flip(0).unsqueeze(-1)).flatten() / (sizes[0] * sizes[1]).max()
+        top = blocks.amax((1, 2), keepdim=True).expand_as(blocks).flatten()
+    else:
+        top, weight = lengths.max().expand_as(lengths), torch.zeros_like(lengths)
+    least = ROUNDING * EPS
+    noise = (lengths <= unsure) | ((lengths <= least * top) & ~(weight > least))
+    return torch.where(noise | (lengths == 0), torch.zeros_like(lengths), 1 / lengths)

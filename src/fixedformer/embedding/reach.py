@@ -13,15 +13,17 @@ import torch
 from torch import Tensor
 
 from fixedformer.attention import Mask
-from fixedformer.embedding.hankel import compress, times
+from fixedformer.embedding.hankel import EPS, ROUNDING, compress, precede, times
 from fixedformer.embedding.machine import Machine
 from fixedformer.embedding.maps import Chain, IndexMap
 from fixedformer.embedding.program import Program
 from fixedformer.embedding.readouts import Stack
 from fixedformer.embedding.realise import Layered
 from fixedformer.errors import SpecError
-from fixedformer.target import Target, TargetSpec
+from fixedformer.target import Card, Target, TargetSpec
 
+# What a product of sums may be off by, relative to the product of the factors' norms, a layer.
+CANCELLED = ROUNDING * EPS
 Groups = Sequence[Sequence[int]]  # heads, by group
 
 
@@ -47,6 +49,10 @@ class Subject:
             start = program.embedding.to(torch.float64)
             return cls(machine.spec, machine.stack(program), start, program.dtype, (machine, program))
         raise SpecError(f"needed a Target or a pair (machine, program), got {type(source).__name__}")
+
+    @property
+    def card(self) -> Card:
+        return self.source.card if isinstance(self.source, Target) else self.source[1].card
 
     @property
     def width(self) -> int:
@@ -144,16 +150,20 @@ class Scores:
 
     query: Tensor
     key: Tensor
+    rounding: Tensor  # (heads,), what every score may be off by, in the Frobenius norm over pairs of rows
 
     @classmethod
     def of(cls, rows: Tensor, stack: Stack, layer: int, spec: TargetSpec) -> "Scores":
-        both = times(rows, stack.reader(layer)).unflatten(-1, (2, spec.heads, spec.d_head)).movedim(0, -2)
+        weights = precede(stack.reader(layer), None)
+        both = (rows @ weights).unflatten(-1, (2, spec.heads, spec.d_head)).movedim(0, -2)
+        sizes = weights.unflatten(-1, (2, spec.heads, spec.d_head)).square().sum((0, -1)).sqrt()  # (2, heads)
+        rounding = CANCELLED * (layer + 1) * rows.norm() ** 2 * sizes[0] * sizes[1]
         if spec.positions == "rotary":
             half = spec.d_head // 2
             both = torch.complex(both[..., :half], both[..., half:]).mT.unsqueeze(-1)  # (2, heads, planes, rows, 1)
         else:
             both = both.unsqueeze(-3)
-        return cls(both[0], both[1])
+        return cls(both[0], both[1], rounding)
 
     @property
     def size(self) -> Tensor:
@@ -181,7 +191,10 @@ def _triangle(rows: Tensor) -> Tensor:
 
 
 def readout_gap(one: Subject, two: Subject) -> float:
-    """The largest change of any kind of read-out column over all paths and inputs, relative to that column of `one`."""
+    """The largest change of any kind of read-out column over all paths and inputs, relative to that column of `one`.
+
+    Relative to |T| |w| for a column T w that cancels down to rounding.
+    """
     joint, worst = Joint.of(one.start, two.start, tokens=False), 0.0
     alone = [[head] for head in range(one.spec.heads)]
     for layer in range(one.spec.layers + 1):
@@ -189,6 +202,8 @@ def readout_gap(one: Subject, two: Subject) -> float:
         chains = [s.stack.exit() if last else s.stack.reader(layer) for s in (one, two)]
         mine, theirs = (times(rows, chain) for rows, chain in zip(joint.all(), chains))
         change, size = (mine - theirs).norm(dim=0), mine.norm(dim=0)
+        whole = joint.rows[0].norm() * precede(chains[0], None).norm(dim=0)
+        size = torch.where(size > CANCELLED * (layer + 1) * whole, size, whole)
         worst = max(worst, float(torch.where(change == 0, change, change / size).max()))
         if not last:
             joint = joint.step((one.stack, two.stack), layer, (alone, alone), one.spec.residual)
@@ -196,14 +211,19 @@ def readout_gap(one: Subject, two: Subject) -> float:
 
 
 def token_gap(one: Subject, two: Subject) -> float:
-    """The same for one-hot tokens: scores of every head over all pairs of paths, relative to |q| |k|, and outputs."""
+    """The same for one-hot tokens: scores of every head over all pairs of paths, relative to |q| |k|, and outputs.
+
+    Scores that cancel down to rounding on both sides count as equal.
+    """
     joint, worst = Joint.of(one.start, two.start, tokens=True), 0.0
     alone = [[head] for head in range(one.spec.heads)]
     for layer in range(one.spec.layers):
         pair = [Scores.of(rows, s.stack, layer, s.spec) for rows, s in zip(joint.all(), (one, two))]
         for head in range(one.spec.heads):
             gap, _ = pair[0].gap(head, pair[1], head)
-            worst = max(worst, gap / float(pair[0].size[head]) if gap else 0.0)
+            size = max(float(scores.size[head]) for scores in pair)
+            if size > max(float(scores.rounding[head]) for scores in pair):
+                worst = max(worst, gap / size)
         joint = joint.step((one.stack, two.stack), layer, (alone, alone), one.spec.residual)
     mine, theirs = (times(rows, s.stack.exit()) for rows, s in zip(joint.all(), (one, two)))
     change = float((mine - theirs).norm())

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from fixedformer.embedding.hankel import compress, times
 from fixedformer.embedding.realise import Layered
 from fixedformer.errors import SpecError
 from fixedformer.inputs import as_input, embed_rows
-from fixedformer.target import TargetSpec
+from fixedformer.target import Card, TargetSpec
 
 TOKENS = 1 << 16  # tokens whose states are held at once
 
@@ -63,6 +64,11 @@ class Data:
             for first in range(0, len(X), count):
                 part = slice(first, first + count)
                 yield X[part], None if place is None else place[part]
+
+
+def mask_of(mask: Mask | Literal["card"], card: Card) -> Mask:
+    """The mask given, or the card's."""
+    return card.mask if isinstance(mask, str) and mask == "card" else mask
 
 
 def state_factor(layered: Layered, spec: TargetSpec, data: Data, cut: int) -> Tensor:
