@@ -8,6 +8,7 @@ from machines import relative
 from test_decompile import a_machine, a_program, same_function
 
 import fixedformer as ff
+from fixedformer.embedding.study import width_study
 from fixedformer.experiments.demo import shipped_target
 from fixedformer.plots import spectrum_picture
 from fixedformer.tasks.dyck import Dyck
@@ -139,6 +140,7 @@ def test_deeper_truncations_stay_within_their_bound(shape):
     for width in range(1, ff.decompile(machine, program).weights.d_model):
         small = ff.decompile(machine, program, width)
         cut_off = small.report.truncation
+        assert small.weights.d_model == width
         tails = [np.linalg.norm(values[width:]) for values in spectra]
         error = listed.distance(oracle.of_target(small))
         assert error == pytest.approx(cut_off.error, rel=1e-10)
@@ -223,6 +225,35 @@ def test_where_names_the_outputs_that_count():
     assert small.report.agreement.places == 30
     told = small(data, "causal")[:, -1].argmax(-1) == target(data, "causal")[:, -1].argmax(-1)
     assert small.report.agreement.same == int(told.sum())
+
+
+@pytest.mark.parametrize(("layers", "width"), [(2, 15), (3, 45)])
+def test_what_a_small_vocabulary_leaves_of_64_dimensions(layers, width):
+    """Five tokens, two heads, residual, rotary, d_model 64, float32: V (H + 1)^(L - 1) dimensions, the same answers;
+    for tokens fewer."""
+    spec = ff.TargetSpec(2, layers, 5, 28, 5, True, "rotary")
+    target = ff.Target.random(spec, seed=layers, dtype=torch.float32, d_model=64)
+    small = ff.shrink(target)
+    assert small.weights.d_model == width
+    assert ff.shrink(target, tokens=True).weights.d_model < width
+    X = torch.randint(5, (50, 40), generator=torch.Generator().manual_seed(0))
+    assert ff.agreement(small.to(torch.float64), target.to(torch.float64), X, mask="causal").same == 2000
+    assert ff.agreement(small, target, X, mask="causal").error <= 1e-4
+
+
+def test_a_study_lists_widths():
+    spec = ff.TargetSpec(2, 2, 4, 3, 4)
+    machine = ff.SparseMachine(spec)
+    program = a_program(machine)
+    train, fresh = torch.randint(4, (2, 30, 6), generator=torch.Generator().manual_seed(0))
+    rows = list(width_study(machine, program, (train, None), {"fresh": (fresh, None)}, (4, 6, 99), "causal"))
+    assert [(row.weighting, row.width) for row in rows] == [
+        ("exact", 8), ("plain", 4), ("data", 4), ("plain", 6), ("data", 6)
+    ]  # fmt: skip
+    assert rows[0].agreements["fresh"].same == 180
+    assert rows[0].agreements["fresh"].error <= 1e-12 < rows[3].agreements["fresh"].error
+    assert 0 < rows[3].distance < rows[1].distance < 1
+    assert rows[1].distance <= rows[2].distance, "plain weights are the nearest by read-outs"
 
 
 # -- the shipped target -----------------------------------------------------------------------------------------------
