@@ -15,7 +15,16 @@ from torch import Tensor
 from fixedformer.attention import Mask
 from fixedformer.capacity import require_memory
 from fixedformer.embedding.distil import Agreement, DistilStep, distil, measure
-from fixedformer.embedding.hankel import EPS, ROUNDING, Futures, ReadoutFutures, StateFutures, probe, show
+from fixedformer.embedding.hankel import (
+    EPS,
+    ROUNDING,
+    Futures,
+    ReadoutFutures,
+    StateFutures,
+    column_scales,
+    probe,
+    show,
+)
 from fixedformer.embedding.machine import Machine
 from fixedformer.embedding.program import Program
 from fixedformer.embedding.reach import Subject, readout_gap, token_gap
@@ -254,14 +263,15 @@ def _futures(machine: Machine, program: Program) -> tuple[Futures, Tensor | None
 def _column_gap(shown: Tensor, unsure: Tensor, again: Tensor, tree: PathTree) -> float:
     """The largest change of any kind of read-out column over all paths and inputs, relative to that column.
 
-    A column that is short enough to be rounding is judged by the others of its depth.
+    A column of rounding noise (hankel.column_scales) is judged by the others of its depth.
     """
     worst = 0.0
     for depth in range(tree.layers + 1):
         columns = tree.columns(depth).to(shown.device)
         change = (shown - again)[:, columns].square().sum((0, 1)).sqrt()
         size, noise = (rows[:, columns].square().sum((0, 1)).sqrt() for rows in (shown, unsure))
-        size = torch.where(size > ROUNDING * (tree.layers + 1) * noise, size, size.max())
+        counts = column_scales(size, ROUNDING * (tree.layers + 1) * noise, tree, depth) > 0
+        size = torch.where(counts, size, size.max())
         worst = max(worst, float(torch.where(change == 0, change, change / size).max()))
     return worst
 
