@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 from machines import relative
+from programs import a_machine, a_program, a_spec, same_function
 
 import fixedformer as ff
-from fixedformer.embedding.program import CompileReport
 
 # heads, layers, d_in, d_head, d_out
 SHAPES = [
@@ -17,41 +17,6 @@ SHAPES = [
     (2, 3, 5, 4, 2), (3, 2, 4, 6, 4), (1, 1, 6, 2, 6), (4, 3, 2, 2, 1),
 ]  # fmt: skip
 KINDS = ["sparse", "looped", "1.5N", "N/2", "residual", "rotary", "residual rotary N/2"]
-
-
-def a_spec(shape, kind):
-    heads, layers, d_in, d_head, d_out = shape
-    return ff.TargetSpec(heads, layers, d_in, d_head, d_out, "residual" in kind, "rotary" if "rotary" in kind else None)
-
-
-def a_machine(spec, kind, seed=0):
-    smallest = ff.widths(spec).minimal
-    if "N" in kind:
-        width = 3 * smallest // 2 if "1.5" in kind else max(smallest // 2, 1)
-        return ff.RandomMachine(spec, seed, width, looped="looped" in kind)
-    return ff.SparseMachine(spec, looped="looped" in kind)
-
-
-def a_program(machine, seed=0, dtype=torch.float64):
-    """A program that nothing compiled: as if trained."""
-    spec, generator = machine.spec, torch.Generator().manual_seed(seed)
-    size = 0.5 if machine.kind == "sparse" else 2 * spec.d_in**-0.5
-    embedding = torch.randn(spec.d_in, machine.width, generator=generator, dtype=torch.float64) * size
-    report = CompileReport(machine.width, machine.tree.count, embedding.nbytes, 1.0, 0.0, 1.0, 0.0)
-    return ff.Program(embedding.to(dtype), spec, machine.describe(), machine.fingerprint(), report)
-
-
-def same_function(machine, program, target, limit, seed=0):
-    """Tokens and vectors, with and without a mask: outputs relative, attention absolute."""
-    spec, generator = machine.spec, torch.Generator().manual_seed(seed)
-    for X in (
-        torch.randint(spec.d_in, (2, 7), generator=generator),
-        torch.randn(2, 5, spec.d_in, generator=generator, dtype=torch.float64),
-    ):
-        for mask in (None, "causal"):
-            assert relative(target(X, mask), machine.run(program, X, mask)) <= limit
-            gap = target.attention(X, mask) - machine.attention(program, X, mask)
-            assert float(gap.abs().max()) <= limit
 
 
 def generic_ranks(machine):
@@ -124,13 +89,15 @@ def test_a_planted_width_is_found_never_more(residual):
     """Compiled from d_model = 5 on machines hundreds wide: 5 comes back, and value width 2 with it."""
     spec = ff.TargetSpec(2, 3, 9, 4, 6, residual, "rotary")
     planted = ff.Target.random(spec, seed=4, d_model=5, d_value=2)
-    for kind in ("sparse", "1.5N"):
+    # The narrowest random machine is ill-conditioned: noise of 1e-12, and still no dimension too many
+    for kind, limit in (("sparse", 1e-12), ("1.5N", 1e-12), ("N", 1e-9)):
         machine = a_machine(spec, kind)
         program = machine.compile(planted)
+        assert kind != "N" or program.report.condition > 1000
         target = ff.decompile(machine, program)
         assert target.weights.d_model == 5
         assert target.weights.d_value == target.report.d_value == 2
-        same_function(machine, program, target, 1e-12)
+        same_function(machine, program, target, limit)
         assert ff.same_program(target, planted)
         assert ff.certify_equal((machine, program), target).holds
 
@@ -236,7 +203,7 @@ def test_two_layers_need_no_wider_values():
 def test_seconds_at_the_largest_of_the_papers_shapes(kind):
     """(2, 4, 30, 30), m up to 2280: under a second (0.1 to 0.5 on one quiet core), machine and program given."""
     spec = ff.TargetSpec(2, 4, 30, 30)
-    machine = ff.RandomMachine(spec) if kind == "N" else a_machine(spec, kind)
+    machine = a_machine(spec, kind)
     program = a_program(machine)
     began = time.process_time()
     target = ff.decompile(machine, program)

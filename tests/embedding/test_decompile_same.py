@@ -3,7 +3,7 @@
 import pytest
 import torch
 from machines import relative
-from test_decompile import a_machine, a_program
+from programs import a_machine, a_program
 
 import fixedformer as ff
 

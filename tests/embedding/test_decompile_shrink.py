@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from machines import relative
-from test_decompile import a_machine, a_program, same_function
+from programs import a_machine, a_program, same_function
 
 import fixedformer as ff
 from fixedformer.embedding.study import width_study
