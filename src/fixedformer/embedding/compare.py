@@ -108,8 +108,8 @@ class _Match:
         size = max(float(part.norm()) for part in shown)
         parts = [rows.norm() * precede(stack.exit(), None).norm() for rows, stack in zip(joint.all(), stacks)]
         change = float((shown[0] - shown[1]).norm())
-        if change <= ROUNDING * EPS * float(max(parts)):
-            return  # nothing but rounding, even if all outputs cancel
+        if size <= ROUNDING * EPS * float(max(parts)):
+            return  # all outputs cancel down to rounding
         self.gap = max(self.gap, change / size)
         if change > self.tolerance * size:
             raise _Unequal(f"outputs along some path differ by {change / size:.1e}, relative to all paths together")
@@ -146,8 +146,8 @@ class _Match:
     def _equal(self, scores: Scores, head: int, others: Scores, at: int) -> bool:
         gap, size = scores.gap(head, others, at)
         floor = float(max(scores.rounding[head], others.rounding[at]))
-        if gap <= floor:
-            return True
+        if size <= floor:
+            return True  # both are nothing but rounding
         if gap <= self.tolerance * size:
             self.gap = max(self.gap, gap / size)
             return True
