@@ -38,11 +38,22 @@ _HOME = {
     "load_loop_program": "loop.files",
     "AttentionSimulator": "prompt.simulator",
     "Prompt": "prompt.simulator",
+    "decompile": "embedding.decompile",
+    "Decompiled": "embedding.decompile",
+    "shrink": "embedding.decompile",
+    "hankel_spectrum": "embedding.decompile",
+    "same_program": "embedding.compare",
+    "certify_equal": "embedding.converse",
+    "agreement": "embedding.distil",
 }
 
 if TYPE_CHECKING:
     from fixedformer.certificate import Certificate, Check
+    from fixedformer.embedding.compare import same_program
+    from fixedformer.embedding.converse import certify_equal
+    from fixedformer.embedding.decompile import Decompiled, decompile, hankel_spectrum, shrink
     from fixedformer.embedding.dense import FrozenMachine, RandomMachine
+    from fixedformer.embedding.distil import agreement
     from fixedformer.embedding.files import build_machine, load_program, save_program
     from fixedformer.embedding.program import Program
     from fixedformer.embedding.sparse import SparseMachine
@@ -64,6 +75,7 @@ __all__ = [
     "Certificate",
     "CertificateError",
     "Check",
+    "Decompiled",
     "FixedformerError",
     "FrozenMachine",
     "LoopProgram",
@@ -76,15 +88,21 @@ __all__ = [
     "StorageError",
     "Target",
     "TargetSpec",
+    "agreement",
     "build_machine",
+    "certify_equal",
+    "decompile",
+    "hankel_spectrum",
     "lipschitz",
     "load_loop_program",
     "load_program",
     "load_target",
     "one_hot",
+    "same_program",
     "save_loop_program",
     "save_program",
     "save_target",
+    "shrink",
     "widths",
 ]
 

@@ -1,7 +1,10 @@
 """Records -> figures, as PNG bytes. matplotlib is imported when a figure is drawn, and no display is needed."""
 
 import io
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from fixedformer.experiments.demo import Demo
 
@@ -56,6 +59,28 @@ def bars(table: list[dict[str, str]]) -> bytes:
     axis.set_xlim(0, 115)
     axis.set_xlabel("accuracy, per cent (dotted: the best trivial rule)")
     axis.invert_yaxis()
+    return _png(figure)
+
+
+def spectrum_picture(spectra: Sequence[Tensor], title: str = "") -> bytes:
+    """Singular values of the Hankel matrix at every cut (`hankel_spectrum`): what width each layer really uses."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axis = figure.subplots()
+    for cut, values in enumerate(spectra):
+        kept = values[values > 0].tolist()
+        name = "before layer 1" if cut == 0 else f"after layer {cut}"
+        axis.semilogy(
+            range(1, len(kept) + 1), kept, marker="o", markersize=3, linewidth=1, label=f"{name}: {len(kept)}"
+        )
+    axis.set_xlabel("dimension of the state")
+    axis.set_ylabel("singular value of the Hankel matrix")
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.grid(visible=True, which="major", linewidth=0.3)
+    axis.legend(title="cut: dimensions used", fontsize=8, title_fontsize=8)
+    axis.set_title(title, fontsize=9)
     return _png(figure)
 
 

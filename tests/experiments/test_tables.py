@@ -7,6 +7,7 @@ import pytest
 import fixedformer as ff
 from fixedformer.cli import main
 from fixedformer.experiments.tables import SEEDS, TABLE_1, TABLE_2, rows
+from fixedformer.plots import bars
 
 
 @pytest.mark.parametrize("scale", ["small", "paper"])
@@ -31,6 +32,11 @@ def test_paper_scale_is_the_papers():
     assert recipe.train_unembedding
     widths = {row.name: row.recipes[0].build_machine().width for row in rows("figure2", "paper")}
     assert sorted(set(widths.values())) == [56, 1024]
+
+
+def test_figure():
+    row = {"task": "2-hop", "variant": "m-bar", "ours": "51.5", "width": "1024", "trivial rules": "copy x[i]: 47.0"}
+    assert bars([row, row]).startswith(b"\x89PNG")
 
 
 def test_unknown_item():

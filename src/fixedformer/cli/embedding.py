@@ -119,22 +119,26 @@ def certify(
     mask: MaskName | None = None,
     seed: int = 0,
     tolerance: float | None = None,
+    read_back: bool = False,
+    tokens: bool = False,
     json: Path | None = None,
 ) -> int:
     """Check PROGRAM against TARGET. Exit status 0: the certificate holds; 1: it does not; 2: bad usage or file.
 
     Parameters
     ----------
-    program: a program file.
+    program: a program file (or, for what shrink made, the target file that it was made from).
     target: the target file that it should compute.
     input_: inputs to measure on (as for run); sampled from the seed when left out.
     mask: none or causal; the mask the target was trained with when left out.
     seed: seed of the sampled inputs.
-    tolerance: replaces the derived bound of the sampled checks.
+    tolerance: replaces the derived bound of the sampled checks (a compiled program's only).
+    read_back: TARGET was made from PROGRAM by decompile, not PROGRAM from TARGET by compile.
+    tokens: with what decompile or shrink made: they need be equal for one-hot tokens only.
     json: also write the certificate here as JSON.
     """
-    loaded, source = load_program(program), load_target(target)
-    built = build_machine(loaded.spec, loaded.machine)
+    source = load_target(target)
+    shrunk = storage.read_header(program).kind == "target"
     inputs = None
     if input_ is not None:
         named = list(read_input(input_, source.card.vocabulary).values())
@@ -143,7 +147,20 @@ def certify(
                 f"{input_}: certify takes one array of inputs (sequences of one length), got {len(named)}"
             )
         inputs = named[0]
-    certificate = built.certify(loaded, source, inputs, _mask(mask, source.card), seed, tolerance)
+    chosen = _mask(mask, source.card)
+    if tolerance is not None and (shrunk or read_back):
+        raise ff.SpecError("--tolerance replaces bounds of a compiled program; what was read back has its own")
+    if tokens and not (shrunk or read_back):
+        raise ff.SpecError("--tokens is for what decompile or shrink made; add --read-back for a program")
+    if shrunk:
+        certificate = ff.certify_equal(load_target(program), source, inputs, chosen, seed, tokens)
+    else:
+        loaded = load_program(program)
+        built = build_machine(loaded.spec, loaded.machine)
+        if read_back:
+            certificate = ff.certify_equal((built, loaded), source, inputs, chosen, seed, tokens)
+        else:
+            certificate = built.certify(loaded, source, inputs, chosen, seed, tolerance)
     print(certificate)
     if json is not None:
         storage.write_atomic(json, certificate.to_json().encode())
