@@ -1,13 +1,16 @@
 """The rules of the architecture, read off the source: imports point inward, and start-up stays light."""
 
 import ast
+import inspect
 import subprocess
 import sys
 from pathlib import Path
 
+import docstring_parser
 import pytest
 
 import fixedformer
+from fixedformer.cli import app
 
 ROOT = Path(fixedformer.__file__).parent
 FAMILIES = {"embedding", "prompt", "loop", "schedule"}
@@ -58,6 +61,27 @@ def test_every_public_name_exists():
         assert getattr(fixedformer, name).__doc__
     with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
         _ = fixedformer.nonsense
+
+
+def leaves(app):
+    """Every command with a function, by name."""
+    for name in app:
+        if name.startswith("-"):
+            continue
+        inner = app[name]
+        if inner.default_command is not None:
+            yield name, inner.default_command
+        else:
+            yield from leaves(inner)
+
+
+def test_every_flag_has_a_line_of_help():
+    """Parsed as the command line parses it: a docstring in another style would silently show nothing."""
+    seen = dict(leaves(app))
+    assert {"demo", "compile", "run", "train", "reproduce", "simulate", "decompile", "approximate"} <= set(seen)
+    for name, function in seen.items():
+        described = {p.arg_name for p in docstring_parser.parse(function.__doc__).params if p.description}
+        assert described == set(inspect.signature(function).parameters), name
 
 
 def test_help_does_not_import_torch():

@@ -35,20 +35,19 @@ def decompile(
 ) -> int:
     """Read PROGRAM back as the narrowest transformer that computes the same, and say what was found.
 
-    Parameters
-    ----------
-    program: a program file, compiled or trained, of a sparse or random machine.
-    out: where the target goes.
-    width: states of at most so many dimensions; the exact width when left out.
-    data: inputs that count when truncating (.npy, .safetensors or .txt, as for run).
-    where: .npy of bool, shaped like the data's tokens: the places whose outputs count.
-    last: only the last output of every sequence counts.
-    mask: none or causal, for the data; the mask of the program's card when left out.
-    tokens: exact for one-hot tokens only, which may be narrower.
-    tolerance: singular values below it, relative to the largest of their cut, count as zero.
-    steps: steps of distillation on the data after truncating.
-    seed: seed of the distillation's batches.
-    plot: write a picture of the Hankel spectra here (.png).
+    Args:
+        program: a program file, compiled or trained, of a sparse or random machine.
+        out: where the target goes.
+        width: states of at most so many dimensions; the exact width when left out.
+        data: inputs that count when truncating (.npy, .safetensors or .txt, as for run).
+        where: .npy of bool, shaped like the data's tokens: the places whose outputs count.
+        last: only the last output of every sequence counts.
+        mask: none or causal, for the data; the mask of the program's card when left out.
+        tokens: exact for one-hot tokens only, which may be narrower.
+        tolerance: singular values below it, relative to the largest of their cut, count as zero.
+        steps: steps of distillation on the data after truncating.
+        seed: seed of the distillation's batches.
+        plot: write a picture of the Hankel spectra here (.png).
     """
     loaded = load_program(program)
     machine = build_machine(loaded.spec, loaded.machine)
@@ -74,20 +73,19 @@ def shrink(
 ) -> int:
     """Write the narrowest target that computes what TARGET does, and say what was found.
 
-    Parameters
-    ----------
-    target: a target file.
-    out: where the small target goes.
-    width: states of at most so many dimensions; the exact width when left out.
-    data: inputs that count when truncating (.npy, .safetensors or .txt, as for run).
-    where: .npy of bool, shaped like the data's tokens: the places whose outputs count.
-    last: only the last output of every sequence counts.
-    mask: none or causal, for the data; the mask of the target's card when left out.
-    tokens: exact for one-hot tokens only, which may be narrower.
-    tolerance: singular values below it, relative to the largest of their cut, count as zero.
-    steps: steps of distillation on the data after truncating.
-    seed: seed of the distillation's batches.
-    plot: write a picture of the Hankel spectra here (.png).
+    Args:
+        target: a target file.
+        out: where the small target goes.
+        width: states of at most so many dimensions; the exact width when left out.
+        data: inputs that count when truncating (.npy, .safetensors or .txt, as for run).
+        where: .npy of bool, shaped like the data's tokens: the places whose outputs count.
+        last: only the last output of every sequence counts.
+        mask: none or causal, for the data; the mask of the target's card when left out.
+        tokens: exact for one-hot tokens only, which may be narrower.
+        tolerance: singular values below it, relative to the largest of their cut, count as zero.
+        steps: steps of distillation on the data after truncating.
+        seed: seed of the distillation's batches.
+        plot: write a picture of the Hankel spectra here (.png).
     """
     loaded = load_target(target)
     found = ff.shrink(loaded, **_options(width, data, where, last, mask, loaded.card, tokens, tolerance, steps, seed))

@@ -16,11 +16,10 @@ from fixedformer.storage import write_atomic
 def demo(*, out: Path | None = None, strings: int = 1000, seed: int = 0) -> int:
     """A transformer trained on parenthesis balancing, compiled onto two fixed machines and run beside them.
 
-    Parameters
-    ----------
-    out: a folder for the programs, their certificates and a picture of the attention matrices.
-    strings: how many fresh strings to run.
-    seed: seed of the strings and of the random machine.
+    Args:
+        out: a folder for the programs, their certificates and a picture of the attention matrices.
+        strings: how many fresh strings to run.
+        seed: seed of the strings and of the random machine.
     """
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)

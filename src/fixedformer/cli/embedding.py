@@ -34,15 +34,14 @@ def compile_(
 ) -> int:
     """Turn TARGET into the program (input embedding) of a fixed machine, and say what it took.
 
-    Parameters
-    ----------
-    target: a target file (fixedformer.save_target).
-    out: where the program goes.
-    machine: sparse ({0,1} weights) or random (drawn once from the seed).
-    looped: one set of machine weights for all layers.
-    width: width of the machine; the smallest that serves when left out.
-    seed: seed of the random machine.
-    distribution: how the random machine is drawn.
+    Args:
+        target: a target file (fixedformer.save_target).
+        out: where the program goes.
+        machine: sparse ({0,1} weights) or random (drawn once from the seed).
+        looped: one set of machine weights for all layers.
+        width: width of the machine; the smallest that serves when left out.
+        seed: seed of the random machine.
+        distribution: how the random machine is drawn.
     """
     source = load_target(target)
     built = _build(source.spec, machine, looped, width, seed, distribution, source.dtype)
@@ -63,15 +62,14 @@ def port(
 ) -> int:
     """Turn PROGRAM, compiled or trained on one machine, into the program of another that does the same.
 
-    Parameters
-    ----------
-    program: a program file.
-    out: where the new program goes.
-    machine: sparse or random.
-    looped: one set of machine weights for all layers.
-    width: width of the machine; the smallest that serves when left out.
-    seed: seed of the random machine.
-    distribution: how the random machine is drawn.
+    Args:
+        program: a program file.
+        out: where the new program goes.
+        machine: sparse or random.
+        looped: one set of machine weights for all layers.
+        width: width of the machine; the smallest that serves when left out.
+        seed: seed of the random machine.
+        distribution: how the random machine is drawn.
     """
     loaded = load_program(program)
     here = build_machine(loaded.spec, loaded.machine)
@@ -91,14 +89,13 @@ def run(
 ) -> int:
     """Run PROGRAM on INPUT and write the outputs.
 
-    Parameters
-    ----------
-    program: a program file.
-    input_: .npy or .safetensors (token ids or vectors), or .txt with one token sequence a line where the program has a
-        vocabulary (single-character tokens need no spaces).
-    out: .npy or .safetensors for outputs (tokens, d_out); .txt for the likeliest token at every place.
-    mask: none or causal; the mask the target was trained with when left out.
-    engine: auto counts the cost and takes the cheaper; dense is the definition; path the fast evaluation.
+    Args:
+        program: a program file.
+        input_: .npy or .safetensors (token ids or vectors), or .txt with one token sequence a line where the program
+            has a vocabulary (single-character tokens need no spaces).
+        out: .npy or .safetensors for outputs (tokens, d_out); .txt for the likeliest token at every place.
+        mask: none or causal; the mask the target was trained with when left out.
+        engine: auto counts the cost and takes the cheaper; dense is the definition; path the fast evaluation.
     """
     loaded = load_program(program)
     built = build_machine(loaded.spec, loaded.machine)
@@ -125,17 +122,16 @@ def certify(
 ) -> int:
     """Check PROGRAM against TARGET. Exit status 0: the certificate holds; 1: it does not; 2: bad usage or file.
 
-    Parameters
-    ----------
-    program: a program file (or, for what shrink made, the target file that it was made from).
-    target: the target file that it should compute.
-    input_: inputs to measure on (as for run); sampled from the seed when left out.
-    mask: none or causal; the mask the target was trained with when left out.
-    seed: seed of the sampled inputs.
-    tolerance: replaces the derived bound of the sampled checks (a compiled program's only).
-    read_back: TARGET was made from PROGRAM by decompile, not PROGRAM from TARGET by compile.
-    tokens: with what decompile or shrink made: they need be equal for one-hot tokens only.
-    json: also write the certificate here as JSON.
+    Args:
+        program: a program file (or, for what shrink made, the target file that it was made from).
+        target: the target file that it should compute.
+        input_: inputs to measure on (as for run); sampled from the seed when left out.
+        mask: none or causal; the mask the target was trained with when left out.
+        seed: seed of the sampled inputs.
+        tolerance: replaces the derived bound of the sampled checks (a compiled program's only).
+        read_back: TARGET was made from PROGRAM by decompile, not PROGRAM from TARGET by compile.
+        tokens: with what decompile or shrink made: they need be equal for one-hot tokens only.
+        json: also write the certificate here as JSON.
     """
     source = load_target(target)
     shrunk = storage.read_header(program).kind == "target"

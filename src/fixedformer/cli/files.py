@@ -10,10 +10,9 @@ from fixedformer.storage import read_header
 def info(file: Path, *, json: bool = False) -> int:
     """Say what FILE holds: kind, spec, widths, bytes, fingerprints. Reads the header only.
 
-    Parameters
-    ----------
-    file: any file that fixedformer wrote.
-    json: print the header as JSON.
+    Args:
+        file: any file that fixedformer wrote.
+        json: print the header as JSON.
     """
     header = read_header(file)
     size = file.stat().st_size

@@ -53,23 +53,22 @@ def approximate(
     FUNCTION is an expression in the token x, such as "m = mean(tanh(2*x)); 0.5*sin(3*x) + 0.5*m*x", or module:function
     with a function that maps an array (tokens, d) to another. Exit status: 0 the certificate holds, 1 it does not.
 
-    Parameters
-    ----------
-    function: expression or module:function.
-    d: entries a token.
-    tokens: tokens a sequence.
-    resolution: cells a coordinate; the table also shows its halves.
-    variant: bits (the program is in the weights) or timestep (it is in the loop's clock).
-    arithmetic: exact, float64, or auto: float64 where it holds the bits.
-    form: paper (its sizes), slim (ours), or auto.
-    attention: hard, or soft at the sharpness that makes every id right.
-    sharpness: another key weight for soft attention.
-    value_bound: largest |value| that the timestep variant's paper form is built for.
-    lipschitz: the function's constants for sequence, token and context, which make the bound one that is proved.
-    samples: random inputs for the L2 error.
-    seed: their seed.
-    out: folder for approximation.png, trace.png, certificate.json, program.safetensors.
-    json: print table and certificate as JSON.
+    Args:
+        function: expression or module:function.
+        d: entries a token.
+        tokens: tokens a sequence.
+        resolution: cells a coordinate; the table also shows its halves.
+        variant: bits (the program is in the weights) or timestep (it is in the loop's clock).
+        arithmetic: exact, float64, or auto: float64 where it holds the bits.
+        form: paper (its sizes), slim (ours), or auto.
+        attention: hard, or soft at the sharpness that makes every id right.
+        sharpness: another key weight for soft attention.
+        value_bound: largest |value| that the timestep variant's paper form is built for.
+        lipschitz: the function's constants for sequence, token and context, which make the bound one that is proved.
+        samples: random inputs for the L2 error.
+        seed: their seed.
+        out: folder for approximation.png, trace.png, certificate.json, program.safetensors.
+        json: print table and certificate as JSON.
     """
     target = read_function(function, d, lipschitz)
     if samples < 1:

@@ -29,16 +29,15 @@ def reproduce(
 ) -> int:
     """Reproduce table1, table2 or figure2 of "Fixed Universal Transformers" into a folder that can be gone on with.
 
-    Parameters
-    ----------
-    item: table1, table2 or figure2.
-    out: the folder; runs/, table.csv, table.md and, for figure2, figure.png.
-    scale: small (two CPU cores) or paper (appendix H as it stands; for a GPU).
-    rows: only rows whose name begins with one of these, e.g. dyck/sparse.
-    estimate: only say how long each row would take here, and how much memory.
-    list_: only list the rows' names.
-    device: auto, cpu or cuda.
-    threads: CPU threads.
+    Args:
+        item: table1, table2 or figure2.
+        out: the folder; runs/, table.csv, table.md and, for figure2, figure.png.
+        scale: small (two CPU cores) or paper (appendix H as it stands; for a GPU).
+        rows: only rows whose name begins with one of these, e.g. dyck/sparse.
+        estimate: only say how long each row would take here, and how much memory.
+        list_: only list the rows' names.
+        device: auto, cpu or cuda.
+        threads: CPU threads.
     """
     if threads is not None:
         torch.set_num_threads(threads)

@@ -41,17 +41,16 @@ def simulate(
 ) -> int:
     """Read one attention layer and inputs, run the layer on the universal simulator, certify, write the outputs.
 
-    Parameters
-    ----------
-    weights: safetensors file with the state dict of an nn.MultiheadAttention or of a transformers model.
-    input_: .npy or .safetensors with X (n, d) or (batch, n, d).
-    out: .npy or .safetensors; the outputs (n, d_out) or (batch, n, d_out).
-    heads: the layer's number of heads (a state dict does not say).
-    layer: start of the layer's names, where the file holds several layers.
-    mask: causal lets token i attend to tokens up to i.
-    backend: hard (average-hard attention), stock (the same weights on softmax), soft (softmax heads, three blocks).
-    dtype: arithmetic of the simulator.
-    json: where to write the certificate.
+    Args:
+        weights: safetensors file with the state dict of an nn.MultiheadAttention or of a transformers model.
+        input_: .npy or .safetensors with X (n, d) or (batch, n, d).
+        out: .npy or .safetensors; the outputs (n, d_out) or (batch, n, d_out).
+        heads: the layer's number of heads (a state dict does not say).
+        layer: start of the layer's names, where the file holds several layers.
+        mask: causal lets token i attend to tokens up to i.
+        backend: hard (average-hard attention), stock (the same weights on softmax), soft (softmax heads, three blocks).
+        dtype: arithmetic of the simulator.
+        json: where to write the certificate.
     """
     if out.suffix not in (".npy", ".safetensors"):
         raise SpecError(f"{out}: an output is a .npy or .safetensors file, got '{out.suffix}'")

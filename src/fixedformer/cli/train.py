@@ -57,40 +57,39 @@ def train(
     Defaults are the paper's (appendix H). A run that was stopped goes on where its folder says; one folder holds one
     recipe. Writes recipe.json, metrics.jsonl, checkpoint, result.json and the trained program or target.
 
-    Parameters
-    ----------
-    task: dyck, 1-hop to 4-hop, or a .jsonl or .csv file with tokens and labels.
-    machine: sparse, random, or full (a trained target).
-    out: the run's folder.
-    residual: residual connections.
-    residual_weights: with residual: a machine built for residual targets (wider) instead of the paper's variant.
-    norm: LayerNorm without scale or shift before (pre) or after (post) each layer.
-    final_norm: one more before the unembedding.
-    mlp_width: a GELU MLP of this hidden width after each attention (frozen and random on a machine).
-    rotary: rotary positions; none otherwise.
-    mask: causal, or none.
-    looped: one set of machine weights for all layers.
-    width: width of the machine; the smallest universal one when left out.
-    heads: attention heads; the paper's for its tasks.
-    layers: layers; the paper's for its tasks.
-    d_head: head width; the paper's for its tasks.
-    d_model: hidden width of a full target.
-    train_unembedding: train U too (the paper does); with --no-train-unembedding the machine's own U stays.
-    everywhere: dyck: score every place, not only "?".
-    seed: of parameters, data and random machine.
-    steps: training steps.
-    batch: sequences a step.
-    rate: AdamW's learning rate.
-    warmup: steps over which it grows.
-    decay: constant, or linear to zero.
-    clip: gradient norm at most; 0 for none.
-    weight_decay: AdamW's.
-    validate_every: steps between validations.
-    validation: sequences in the validation set.
-    stop_at: stop at this validation accuracy.
-    precision: float32, or bfloat16 for autocast.
-    device: auto, cpu or cuda.
-    threads: CPU threads; PyTorch's choice when left out.
+    Args:
+        task: dyck, 1-hop to 4-hop, or a .jsonl or .csv file with tokens and labels.
+        machine: sparse, random, or full (a trained target).
+        out: the run's folder.
+        residual: residual connections.
+        residual_weights: with residual: a machine built for residual targets (wider) instead of the paper's variant.
+        norm: LayerNorm without scale or shift before (pre) or after (post) each layer.
+        final_norm: one more before the unembedding.
+        mlp_width: a GELU MLP of this hidden width after each attention (frozen and random on a machine).
+        rotary: rotary positions; none otherwise.
+        mask: causal, or none.
+        looped: one set of machine weights for all layers.
+        width: width of the machine; the smallest universal one when left out.
+        heads: attention heads; the paper's for its tasks.
+        layers: layers; the paper's for its tasks.
+        d_head: head width; the paper's for its tasks.
+        d_model: hidden width of a full target.
+        train_unembedding: train U too (the paper does); with --no-train-unembedding the machine's own U stays.
+        everywhere: dyck: score every place, not only "?".
+        seed: of parameters, data and random machine.
+        steps: training steps.
+        batch: sequences a step.
+        rate: AdamW's learning rate.
+        warmup: steps over which it grows.
+        decay: constant, or linear to zero.
+        clip: gradient norm at most; 0 for none.
+        weight_decay: AdamW's.
+        validate_every: steps between validations.
+        validation: sequences in the validation set.
+        stop_at: stop at this validation accuracy.
+        precision: float32, or bfloat16 for autocast.
+        device: auto, cpu or cuda.
+        threads: CPU threads; PyTorch's choice when left out.
     """
     # Long because every flag is a parameter with a line of help; the work is in recipes.py and run.py.
     if threads is not None:
