@@ -2,6 +2,8 @@
 
     python benchmarks/decompile.py exact     # random programs: widths, errors, seconds; about two minutes
     python benchmarks/decompile.py dyck [--strings 10000] [--train 500] [--seed 0] [--machine sparse random]
+    python benchmarks/decompile.py dyck --programs runs/dyck/program.safetensors ...      # trained programs
+    python benchmarks/decompile.py hop --target runs/1-hop/target.safetensors --hops 1     # a trained k-hop target
     python benchmarks/decompile.py shrink    # targets whose programs could not be built
 
 Everything in float64, one process. exact: error is the largest change of any kind of read-out column over all paths;
@@ -21,6 +23,7 @@ from fixedformer.embedding.program import CompileReport
 from fixedformer.embedding.study import width_study
 from fixedformer.experiments.demo import shipped_target
 from fixedformer.tasks.dyck import Dyck
+from fixedformer.tasks.khop import KHop
 
 SHAPES = [
     (4, 2, 4, 24, 4), (2, 2, 30, 28, 30), (2, 3, 30, 28, 30), (2, 4, 30, 30, 30), (1, 4, 5, 2, 3), (3, 3, 2, 2, 5),
@@ -63,8 +66,8 @@ def exact() -> None:
                   f"{report.error:9.0e}{gap:9.0e}{1e3 * seconds:8.1f}  {' '.join(map(str, report.ranks))}")  # fmt: skip
 
 
-def dyck(strings: int, train: int, seed: int, machines: list[str]) -> None:
-    target, task = shipped_target(), Dyck()
+def dyck(strings: int, train: int, seed: int, machines: list[str], programs: list[str]) -> None:
+    task = Dyck()
     sets = {
         name: task.sample(count, np.random.default_rng([seed, stream]))
         for name, (task, count, stream) in {
@@ -75,13 +78,8 @@ def dyck(strings: int, train: int, seed: int, machines: list[str]) -> None:
     }
     pairs = {name: (examples.inputs, examples.scored) for name, examples in sets.items()}
     first = pairs.pop("train")
-    for kind in machines:
-        if kind == "sparse":
-            machine = ff.SparseMachine(target.spec)
-        else:
-            machine = ff.RandomMachine(target.spec, seed, width=1536)
-        program = machine.compile(target)
-        print(f"\n{machine!r}; weights from {train} strings (seed {seed})")
+    for name, machine, program in dyck_programs(seed, machines, programs):
+        print(f"\n{name} on {machine!r}; weights from {train} strings (seed {seed})")
         print(f"{'width':>5} {'weights':8}{'read-outs':>10}  agreement on fresh strings; on longer ones")
         for row in width_study(machine, program, first, pairs, (3, 4, 5, 6, 8, 12), "causal"):
             told = "; ".join(f"{a.same} of {a.places} ({a.share:.2%})" for a in row.agreements.values())
@@ -89,9 +87,46 @@ def dyck(strings: int, train: int, seed: int, machines: list[str]) -> None:
             sys.stdout.flush()
         whole = ff.hankel_spectrum(machine, program)
         seen = ff.hankel_spectrum(machine, program, first[0], mask="causal")
-        for name, spectra in (("all paths alike", whole), ("on the data", seen)):
+        for kind, spectra in (("all paths alike", whole), ("on the data", seen)):
             values = spectra[1] / spectra[1][0]
-            print(f"after layer 1, {name}: " + " ".join(f"{value:.0e}" for value in values.tolist()))
+            print(f"after layer 1, {kind}: " + " ".join(f"{value:.0e}" for value in values.tolist()))
+
+
+def dyck_programs(seed: int, machines: list[str], programs: list[str]):
+    """The shipped target's program on each kind of machine, or trained programs from their files."""
+    for path in programs:
+        program = ff.load_program(path)
+        yield f"trained program {path}", ff.build_machine(program.spec, program.machine), program
+    if programs:
+        return
+    target = shipped_target()
+    for kind in machines:
+        if kind == "sparse":
+            machine = ff.SparseMachine(target.spec)
+        else:
+            machine = ff.RandomMachine(target.spec, seed, width=1536)
+        yield "the shipped target", machine, machine.compile(target)
+
+
+def hop(path: str, hops: int, strings: int, seed: int) -> None:
+    """A trained k-hop target on the tokens and labels that occur: its exact width, and what both answer."""
+    target, task = ff.load_target(path).to(torch.float64), KHop(hops)
+    tokens = [*range(task.characters), task.characters + hops - 1]
+    labels = [*range(task.characters), task.blank, task.none]
+    small = ff.shrink(target.on_tokens(tokens, labels))
+    print(small.report)
+    place = torch.full((task.blank,), -1)
+    place[tokens] = torch.arange(len(tokens))
+    examples = task.sample(strings, np.random.default_rng([seed, 4_000_003]))
+    same = right = total = 0
+    for X, label in zip(torch.from_numpy(examples.inputs).split(200), torch.from_numpy(examples.labels).split(200)):
+        told = torch.tensor(labels)[small(place[X], "causal").argmax(-1)]
+        same += int((told == target(X, "causal").argmax(-1)).sum())
+        right += int((told == label).sum())
+        total += told.numel()
+    counts = [sum(tensor.numel() for tensor in t.weights.named().values()) for t in (target, small)]
+    print(f"{task.name}: {same} of {total} predictions as the target's, accuracy {right / total:.2%}, "
+          f"parameters {counts[0]} -> {counts[1]}")  # fmt: skip
 
 
 def shrink() -> None:
@@ -114,7 +149,12 @@ def shrink() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["exact", "dyck", "shrink"])
+    parser.add_argument("what", choices=["exact", "dyck", "hop", "shrink"])
+    parser.add_argument(
+        "--programs", nargs="*", default=[], help="dyck: trained program files, instead of the shipped one"
+    )
+    parser.add_argument("--target", help="hop: a trained target file")
+    parser.add_argument("--hops", type=int, default=1)
     parser.add_argument("--strings", type=int, default=10_000)
     parser.add_argument("--train", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
@@ -123,7 +163,9 @@ def main() -> None:
     if options.what == "exact":
         exact()
     elif options.what == "dyck":
-        dyck(options.strings, options.train, options.seed, options.machine)
+        dyck(options.strings, options.train, options.seed, options.machine, options.programs)
+    elif options.what == "hop":
+        hop(options.target, options.hops, options.strings, options.seed)
     else:
         shrink()
 

@@ -160,6 +160,21 @@ def test_inputs_refused(X, mask, message):
         target(X, mask)
 
 
+def test_restricted_to_some_tokens():
+    target = ff.Target.random(ff.TargetSpec(heads=2, layers=2, d_in=5, d_head=4, positions="rotary"), seed=1)
+    few = target.on_tokens([4, 1, 2])
+    assert (few.spec.d_in, few.spec.d_out) == (3, 5)
+    ids = torch.tensor([[0, 2, 1, 0], [1, 1, 2, 0]])
+    assert torch.allclose(few(ids), target(torch.tensor([4, 1, 2])[ids]), rtol=0, atol=1e-15)
+    both = target.on_tokens([4, 1, 2], outputs=[3, 0])
+    assert torch.allclose(both(ids), few(ids)[..., [3, 0]], rtol=0, atol=1e-15)
+    with pytest.raises(ff.SpecError, match="outputs must be different ids"):
+        target.on_tokens([0], outputs=[9])
+    for bad in ([], [1, 1], [0, 5], [-1]):
+        with pytest.raises(ff.SpecError, match=r"different ids in 0..4"):
+            target.on_tokens(bad)
+
+
 def test_random_target_is_reproducible_and_moves():
     spec = ff.TargetSpec(heads=2, layers=1, d_in=3, d_head=2)
     one, two, other = (ff.Target.random(spec, seed=s) for s in (5, 5, 6))

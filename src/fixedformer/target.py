@@ -6,8 +6,8 @@ for l = 1..L, between `embed` (d_in x d_model) and `unembed` (d_model x d_out). 
 1/sqrt(d) in the scores: fold it into `query`. See docs/theory/notation.md for the paper's symbols.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -234,6 +234,21 @@ class Target:
         moved = self.weights.map(lambda tensor: tensor.to(device=device, dtype=dtype))
         return Target(self.spec, **moved.named(), card=self.card)
 
+    def on_tokens(self, tokens: Sequence[int], outputs: Sequence[int] | None = None) -> "Target":
+        """The same target for inputs made of these tokens only, and, where given, for these outputs only.
+
+        Token i of the new one is tokens[i] here, output j is outputs[j]; so d_in and d_out shrink, and the card loses
+        its vocabulary. What never occurs in the data (a reserved token, a label that is never right) needs no
+        dimension: `shrink` can then be narrower.
+        """
+        ids = _some(tokens, self.spec.d_in, "tokens")
+        kept = range(self.spec.d_out) if outputs is None else _some(outputs, self.spec.d_out, "outputs")
+        spec = replace(self.spec, d_in=len(ids), d_out=len(kept))
+        changed = {"embed": self.weights.embed[ids], "unembed": self.weights.unembed[:, list(kept)]}
+        words = "" if self.card.vocabulary is None else " (" + " ".join(self.card.vocabulary[i] for i in ids) + ")"
+        card = Card(None, self.card.mask, f"{self.card.description}; tokens {ids}{words} only")
+        return Target(spec, **{**self.weights.named(), **changed}, card=card)
+
     def __call__(self, X: Any, mask: Mask = None) -> Tensor:
         """Outputs (..., tokens, d_out) for X (..., tokens, d_in) or token ids; mask: None, "causal" or bool."""
         return forward(self.spec, self.weights, as_input(X, self.spec.d_in, self.dtype, self.device), mask)
@@ -243,6 +258,14 @@ class Target:
         seen: list[Tensor] = []
         forward(self.spec, self.weights, as_input(X, self.spec.d_in, self.dtype, self.device), mask, seen.append)
         return torch.stack(seen, dim=-4)
+
+
+def _some(chosen: Sequence[int], count: int, what: str) -> list[int]:
+    """Different ids below count, at least one; SpecError otherwise."""
+    ids = list(chosen)
+    if not ids or len(set(ids)) != len(ids) or min(ids) < 0 or max(ids) >= count:
+        raise SpecError(f"{what} must be different ids in 0..{count - 1}, at least one, got {ids}")
+    return ids
 
 
 def _checked(spec: TargetSpec, given: Mapping[str, Tensor | None]) -> Weights:
