@@ -31,6 +31,8 @@ _HOME = {
     "load_program": "embedding.files",
     "build_machine": "embedding.files",
     "widths": "embedding.widths",
+    "lower_bound": "embedding.shared_attention",
+    "SharedAttentionMachine": "embedding.shared_attention",
     "LoopedApproximator": "loop.approximator",
     "LoopProgram": "loop.program",
     "lipschitz": "loop.moduli",
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from fixedformer.embedding.dense import FrozenMachine, RandomMachine
     from fixedformer.embedding.files import build_machine, load_program, save_program
     from fixedformer.embedding.program import Program
+    from fixedformer.embedding.shared_attention import SharedAttentionMachine, lower_bound
     from fixedformer.embedding.sparse import SparseMachine
     from fixedformer.embedding.widths import widths
     from fixedformer.errors import CapacityError, CertificateError, FixedformerError, SpecError, StorageError
@@ -71,6 +74,7 @@ __all__ = [
     "Program",
     "Prompt",
     "RandomMachine",
+    "SharedAttentionMachine",
     "SparseMachine",
     "SpecError",
     "StorageError",
@@ -81,6 +85,7 @@ __all__ = [
     "load_loop_program",
     "load_program",
     "load_target",
+    "lower_bound",
     "one_hot",
     "save_loop_program",
     "save_program",
