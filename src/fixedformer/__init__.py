@@ -32,6 +32,11 @@ _HOME = {
     "build_machine": "embedding.files",
     "widths": "embedding.widths",
     "lower_bound": "embedding.shared_attention",
+    "BlockSpec": "embedding.blocks.spec",
+    "BlockTarget": "embedding.blocks.target",
+    "BlockProgram": "embedding.blocks.program",
+    "SparseBlockMachine": "embedding.blocks.sparse",
+    "RandomBlockMachine": "embedding.blocks.dense",
     "SharedAttentionMachine": "embedding.shared_attention",
     "LoopedApproximator": "loop.approximator",
     "LoopProgram": "loop.program",
@@ -44,6 +49,11 @@ _HOME = {
 
 if TYPE_CHECKING:
     from fixedformer.certificate import Certificate, Check
+    from fixedformer.embedding.blocks.dense import RandomBlockMachine
+    from fixedformer.embedding.blocks.program import BlockProgram
+    from fixedformer.embedding.blocks.sparse import SparseBlockMachine
+    from fixedformer.embedding.blocks.spec import BlockSpec
+    from fixedformer.embedding.blocks.target import BlockTarget
     from fixedformer.embedding.dense import FrozenMachine, RandomMachine
     from fixedformer.embedding.files import build_machine, load_program, save_program
     from fixedformer.embedding.program import Program
@@ -62,6 +72,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AttentionSimulator",
+    "BlockProgram",
+    "BlockSpec",
+    "BlockTarget",
     "CapacityError",
     "Card",
     "Certificate",
@@ -73,8 +86,10 @@ __all__ = [
     "LoopedApproximator",
     "Program",
     "Prompt",
+    "RandomBlockMachine",
     "RandomMachine",
     "SharedAttentionMachine",
+    "SparseBlockMachine",
     "SparseMachine",
     "SpecError",
     "StorageError",
