@@ -32,6 +32,10 @@ _HOME = {
     "build_machine": "embedding.files",
     "widths": "embedding.widths",
     "lower_bound": "embedding.shared_attention",
+    "from_hf": "imports",
+    "from_torch": "imports",
+    "from_transformer_lens": "imports",
+    "from_tracr": "imports",
     "BlockSpec": "embedding.blocks.spec",
     "BlockTarget": "embedding.blocks.target",
     "BlockProgram": "embedding.blocks.program",
@@ -62,6 +66,7 @@ if TYPE_CHECKING:
     from fixedformer.embedding.widths import widths
     from fixedformer.errors import CapacityError, CertificateError, FixedformerError, SpecError, StorageError
     from fixedformer.files import load_target, save_target
+    from fixedformer.imports import from_hf, from_torch, from_tracr, from_transformer_lens
     from fixedformer.inputs import one_hot
     from fixedformer.loop.approximator import LoopedApproximator
     from fixedformer.loop.files import load_loop_program, save_loop_program
@@ -96,6 +101,10 @@ __all__ = [
     "Target",
     "TargetSpec",
     "build_machine",
+    "from_hf",
+    "from_torch",
+    "from_tracr",
+    "from_transformer_lens",
     "lipschitz",
     "load_loop_program",
     "load_program",

@@ -26,6 +26,7 @@ KINDS = {
     "Llama-like": gated(norm="rms", d_model=2, d_head=2, positions="rotary", key_heads=1, d_out=1),
     "gated, LayerNorm, biases": gated(norm="layer", bias=True, d_model=3, layers=1),
     "attention, LayerNorm, biases": gated(mlp=None, mlp_width=0, norm="layer", d_model=4, bias=True),
+    "no final norm": gated("relu", mlp="plain", bias=True, norm="layer", d_model=3, layers=1, final_norm=False),
     "attention, biases, no skip": gated(mlp=None, mlp_width=0, bias=True, residual=False),
 }
 

@@ -31,7 +31,7 @@ def run(spec, weights, X, causal=False):
     w = {name: np.asarray(value) for name, value in weights.items()}
 
     def norm(x, place, layer=()):
-        if spec.norm is None:
+        if spec.norm is None or (place == "final" and not spec.final_norm):
             return x
         rows = []
         for row in x:

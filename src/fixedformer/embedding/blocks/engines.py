@@ -76,7 +76,7 @@ def run_dense(
             a = a + update if spec.residual else update
     if watch is not None and spec.norm:
         watch(a @ get("statistics"))
-    return normed(a) @ get("exit") + constant("exit_constant", None)
+    return (normed(a) if spec.final_norm else a) @ get("exit") + constant("exit_constant", None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +130,7 @@ def run_paths(shown: ReadOuts, X: Tensor, mask: Mask, watch: Watch) -> Tensor:
         state = keep
     if watch is not None and spec.norm:
         watch(state[..., :d_model])
-    z = state * _inverse_sigma(spec, state[..., :d_model]) if spec.norm else state
+    z = state * _inverse_sigma(spec, state[..., :d_model]) if spec.norm and spec.final_norm else state
     exit_constant = shown.constants[places[None, "exit"]] if spec.bias else 0.0
     return z[..., d_model:] + exit_constant
 

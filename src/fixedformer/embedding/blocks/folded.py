@@ -62,7 +62,7 @@ class _Reader:
     def weight(self, place: str, layer: int | None, matrix: Tensor) -> Tensor:
         """Pi diag(gain) W."""
         norm = self.target.spec.norm
-        if norm is None:
+        if norm is None or f"{place}_gain" not in self.weights:
             return matrix
         scaled = self._at(f"{place}_gain", layer)[:, None] * matrix
         return scaled - scaled.mean(-2, keepdim=True) if norm == "layer" else scaled
@@ -70,7 +70,7 @@ class _Reader:
     def bias(self, place: str, layer: int | None, matrix: Tensor, bias: Tensor | None) -> Tensor:
         """b + shift W."""
         out = matrix.new_zeros(*matrix.shape[:-2], matrix.shape[-1]) if bias is None else bias
-        shifted = self.target.spec.norm is not None and self.target.spec.bias
+        shifted = f"{place}_shift" in self.weights
         return out + self._at(f"{place}_shift", layer) @ matrix if shifted else out
 
     def _at(self, name: str, layer: int | None) -> Tensor:

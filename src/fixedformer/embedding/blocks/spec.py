@@ -28,8 +28,9 @@ class BlockSpec:
     key_heads). mlp: None, "gated" (phi(x W_g) * (x W_u) W_d; with activation "silu" SwiGLU, "gelu" GeGLU, "relu" ReGLU)
     or "plain" (phi(x W_g) W_d). activation: "silu", "gelu", "gelu_tanh" or "relu". mlp_width: hidden width r.
     norm: None, "rms" or "layer", before attention, before the MLP and before the unembedding, each with its gain;
-    needs residual. norm_eps: added to the mean square. bias: every linear map has a bias and every norm a shift.
-    d_model: hidden width; a fixed machine must know it where there is a norm, and is free of it (None) where not.
+    needs residual. norm_eps: added to the mean square. final_norm: False leaves out the one before the unembedding.
+    bias: every linear map has a bias and every norm a shift. d_model: hidden width; a fixed machine must know it where
+    there is a norm, and is free of it (None) where not.
 
     A type of its own, and not `TargetSpec` with more fields: everything that is true of attention alone (path trees,
     looped machines, bounds, training in path space) takes a `TargetSpec` and cannot be handed one of these by mistake.
@@ -48,6 +49,7 @@ class BlockSpec:
     activation: str = "silu"
     norm: Literal["rms", "layer"] | None = None
     norm_eps: float = 1e-5
+    final_norm: bool = True
     bias: bool = False
     positions: Literal["rotary"] | None = None
     rotary_base: float = 10000.0
@@ -69,6 +71,7 @@ class BlockSpec:
             ("activation", tuple(ACTIVATIONS)),
             ("residual", (True, False)),
             ("bias", (True, False)),
+            ("final_norm", (True, False)),
         ):
             if getattr(self, name) not in allowed:
                 raise SpecError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {getattr(self, name)!r}")

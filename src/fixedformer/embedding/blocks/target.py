@@ -42,9 +42,9 @@ def weight_shapes(spec: BlockSpec, d_model: int, d_value: int) -> dict[str, tupl
             shapes |= {"gate_bias": (layers, r), "down_bias": (layers, d_model)}
             shapes |= {"up_bias": (layers, r)} if spec.mlp == "gated" else {}
     if spec.norm:
-        places = {"attention": (layers, d_model), "final": (d_model,)} | (
-            {"mlp": (layers, d_model)} if spec.mlp else {}
-        )
+        places: dict[str, tuple[int, ...]] = {"attention": (layers, d_model)}
+        places |= {"mlp": (layers, d_model)} if spec.mlp else {}
+        places |= {"final": (d_model,)} if spec.final_norm else {}
         for place, shape in places.items():
             shapes[f"{place}_gain"] = shape
             if spec.bias:
@@ -156,7 +156,7 @@ class BlockTarget:
 
     def _norm(self, x: Tensor, place: str, layer: int | None) -> Tensor:
         spec, w = self.spec, self.weights
-        if spec.norm is None:
+        if spec.norm is None or (place == "final" and not spec.final_norm):
             return x
         gain = w[f"{place}_gain"] if layer is None else w[f"{place}_gain"][layer]
         x = x - x.mean(-1, keepdim=True) if spec.norm == "layer" else x
