@@ -40,6 +40,11 @@ _HOME = {
     "BlockTarget": "embedding.blocks.target",
     "BlockProgram": "embedding.blocks.program",
     "SparseBlockMachine": "embedding.blocks.sparse",
+    "save_block_target": "embedding.blocks.files",
+    "load_block_target": "embedding.blocks.files",
+    "save_block_program": "embedding.blocks.files",
+    "load_block_program": "embedding.blocks.files",
+    "build_block_machine": "embedding.blocks.files",
     "RandomBlockMachine": "embedding.blocks.dense",
     "SharedAttentionMachine": "embedding.shared_attention",
     "LoopedApproximator": "loop.approximator",
@@ -54,6 +59,13 @@ _HOME = {
 if TYPE_CHECKING:
     from fixedformer.certificate import Certificate, Check
     from fixedformer.embedding.blocks.dense import RandomBlockMachine
+    from fixedformer.embedding.blocks.files import (
+        build_block_machine,
+        load_block_program,
+        load_block_target,
+        save_block_program,
+        save_block_target,
+    )
     from fixedformer.embedding.blocks.program import BlockProgram
     from fixedformer.embedding.blocks.sparse import SparseBlockMachine
     from fixedformer.embedding.blocks.spec import BlockSpec
@@ -100,17 +112,22 @@ __all__ = [
     "StorageError",
     "Target",
     "TargetSpec",
+    "build_block_machine",
     "build_machine",
     "from_hf",
     "from_torch",
     "from_tracr",
     "from_transformer_lens",
     "lipschitz",
+    "load_block_program",
+    "load_block_target",
     "load_loop_program",
     "load_program",
     "load_target",
     "lower_bound",
     "one_hot",
+    "save_block_program",
+    "save_block_target",
     "save_loop_program",
     "save_program",
     "save_target",

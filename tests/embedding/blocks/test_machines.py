@@ -1,5 +1,6 @@
 """Machines with MLPs, biases and norms against the target: exact, one fingerprint, nothing but the program is read."""
 
+import dataclasses
 import random
 import statistics
 
@@ -126,9 +127,11 @@ def test_gelu_blocks_behind_norms_with_gains_and_biases(norm):
 def test_run_sees_the_program_and_nothing_else(name, kind):
     """Change sampled entries of E and of e_b: fast and dense outputs change, and alike."""
     spec = KINDS[name]
-    if kind == "random" and Layout(spec).width > 700:
-        pytest.skip("the dense oracle's matrices")
-    machine = ff.SparseBlockMachine(spec) if kind == "sparse" else ff.RandomBlockMachine(spec)
+    if kind == "random" and Layout(spec).width > 700:  # the dense oracle's matrices
+        spec = dataclasses.replace(spec, layers=1)
+    machine = ff.SparseBlockMachine(spec)
+    if kind == "random":
+        machine = ff.RandomBlockMachine(spec, neurons_per_target=1.5, width=int(1.2 * Layout(spec, 1.5).width))
     program, X = machine.compile(ff.BlockTarget.random(spec, seed=5)), inputs(spec)
     generator, seen = torch.Generator().manual_seed(1), 0
     before = machine.run(program, X, "causal")
@@ -138,7 +141,7 @@ def test_run_sees_the_program_and_nothing_else(name, kind):
             kept = float(flat[place])
             flat[place] += 0.3 + abs(kept)
             path, dense = (machine.run(program, X, "causal", engine) for engine in ("path", "dense"))
-            assert relative(path, dense) <= (1e-12 if kind == "sparse" else 1e-5)
+            assert relative(path, dense) <= (1e-12 if kind == "sparse" else 1e-9)
             seen += bool((path - before).abs().max() > 1e-12 * before.abs().max())
             flat[place] = kept
     assert seen >= 4, "entries matter"
