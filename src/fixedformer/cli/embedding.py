@@ -11,11 +11,12 @@ from torch import Tensor
 import fixedformer as ff
 from fixedformer import storage
 from fixedformer.capacity import readable
+from fixedformer.cli.blocks import any_program, any_target, block_machine
+from fixedformer.cli.blocks import keep as keep_blocks
 from fixedformer.cli.data import read_input, write_output
 from fixedformer.embedding.dense import Distribution
 from fixedformer.embedding.files import build_machine, load_program, save_program
 from fixedformer.embedding.machine import Machine
-from fixedformer.files import load_target
 
 MaskName = Literal["none", "causal"]
 Kind = Literal["sparse", "random"]
@@ -31,6 +32,7 @@ def compile_(
     width: int | None = None,
     seed: int = 0,
     distribution: Distribution = "uniform",
+    neurons_per_target: float = 1.0,
 ) -> int:
     """Turn TARGET into the program (input embedding) of a fixed machine, and say what it took.
 
@@ -43,8 +45,14 @@ def compile_(
     width: width of the machine; the smallest that serves when left out.
     seed: seed of the random machine.
     distribution: how the random machine is drawn.
+    neurons_per_target: targets with MLPs on random machines: 1.5 keeps the neurons well conditioned.
     """
-    source = load_target(target)
+    source = any_target(target)
+    if isinstance(source, ff.BlockTarget):
+        blocks = block_machine(source.spec, machine, looped, width, seed, distribution, neurons_per_target)
+        _note(f"compiling onto {blocks!r}")
+        keep_blocks(blocks.compile(source), blocks, out)
+        return 0
     built = _build(source.spec, machine, looped, width, seed, distribution, source.dtype)
     _note(f"compiling onto {built!r}")
     _keep(built.compile(source), built, out)
@@ -100,8 +108,7 @@ def run(
     mask: none or causal; the mask the target was trained with when left out.
     engine: auto counts the cost and takes the cheaper; dense is the definition; path the fast evaluation.
     """
-    loaded = load_program(program)
-    built = build_machine(loaded.spec, loaded.machine)
+    loaded, built = any_program(program)
     chosen = _mask(mask, loaded.card)
     named = read_input(input_, loaded.card.vocabulary)
     outputs: dict[str, Tensor] = {name: built.run(loaded, X, chosen, engine) for name, X in named.items()}
@@ -133,8 +140,7 @@ def certify(
     tolerance: replaces the derived bound of the sampled checks.
     json: also write the certificate here as JSON.
     """
-    loaded, source = load_program(program), load_target(target)
-    built = build_machine(loaded.spec, loaded.machine)
+    (loaded, built), source = any_program(program), any_target(target)
     inputs = None
     if input_ is not None:
         named = list(read_input(input_, source.card.vocabulary).values())
@@ -143,7 +149,7 @@ def certify(
                 f"{input_}: certify takes one array of inputs (sequences of one length), got {len(named)}"
             )
         inputs = named[0]
-    certificate = built.certify(loaded, source, inputs, _mask(mask, source.card), seed, tolerance)
+    certificate: ff.Certificate = built.certify(loaded, source, inputs, _mask(mask, source.card), seed, tolerance)
     print(certificate)
     if json is not None:
         storage.write_atomic(json, certificate.to_json().encode())

@@ -174,3 +174,19 @@ def test_float32_targets():
     assert program.dtype == torch.float32
     assert relative(machine.run(program, inputs(spec)), target(inputs(spec))) <= 1e-5
     assert machine.certify(program, target).holds
+
+
+@pytest.mark.parametrize("spec", [
+    ff.BlockSpec(heads=8, layers=1, d_in=64, d_head=8, mlp_width=172),
+    ff.BlockSpec(heads=8, layers=1, d_in=64, d_head=8, d_model=64, mlp_width=172, norm="rms", positions="rotary",
+                 key_heads=4),
+    ff.BlockSpec(heads=2, layers=2, d_in=4, d_head=2, d_model=4, mlp_width=8, norm="rms"),
+    ff.BlockSpec(heads=1, layers=2, d_in=5, d_head=4, mlp_width=16, residual=False),
+], ids=["64 wide", "64 wide, RMSNorm", "two layers", "two layers, no skip"])  # fmt: skip
+def test_blocks_of_real_sizes_run_without_any_matrix_of_the_machine(spec, monkeypatch):
+    monkeypatch.setattr(ff.SparseBlockMachine, "matrix", None)
+    monkeypatch.setattr(ff.SparseBlockMachine, "maps", None)
+    target, machine = ff.BlockTarget.random(spec), ff.SparseBlockMachine(spec)
+    program, X = machine.compile(target), torch.randint(spec.d_in, (1, 12))
+    assert relative(machine.run(program, X, "causal"), target(X, "causal")) <= 1e-12
+    assert program.cached().layout.shared
