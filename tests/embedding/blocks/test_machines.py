@@ -125,7 +125,7 @@ def test_gelu_blocks_behind_norms_with_gains_and_biases(norm):
 @pytest.mark.parametrize("kind", ["sparse", "random"])
 @pytest.mark.parametrize("name", KINDS)
 def test_run_sees_the_program_and_nothing_else(name, kind):
-    """Change sampled entries of E and of e_b: fast and dense outputs change, and alike."""
+    """Change an entry in every block of E and of e_b, and sampled ones: fast and dense outputs change, and alike."""
     spec = KINDS[name]
     if kind == "random" and Layout(spec).width > 700:  # the dense oracle's matrices
         spec = dataclasses.replace(spec, layers=1)
@@ -135,9 +135,12 @@ def test_run_sees_the_program_and_nothing_else(name, kind):
     program, X = machine.compile(ff.BlockTarget.random(spec, seed=5)), inputs(spec)
     generator, seen = torch.Generator().manual_seed(1), 0
     before = machine.run(program, X, "causal")
-    for tensor in (program.embedding, program.constants):
+    blocks = (machine.layout.levels[0].parts.values(), machine.layout.constants.values())
+    for tensor, parts in zip((program.embedding, program.constants), blocks):
         flat = tensor.view(-1)
-        for place in torch.randperm(flat.numel(), generator=generator)[:30].tolist():
+        places = torch.randperm(flat.numel(), generator=generator)[:30].tolist()
+        places += [int(torch.randint(part.start, part.stop, (), generator=generator)) for part in parts]
+        for place in places:
             kept = float(flat[place])
             flat[place] += 0.3 + abs(kept)
             path, dense = (machine.run(program, X, "causal", engine) for engine in ("path", "dense"))
