@@ -79,8 +79,9 @@ def test_random_machines_at_minimal_width(residual):
     assert statistics.median(errors) <= 1e-10
 
 
-@pytest.mark.parametrize("residual", [False, True])
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize(
+    ("residual", "seed"), [(False, seed) for seed in range(15)] + [(True, seed) for seed in range(5)]
+)
 def test_more_neurons_and_width_cure_the_tail(residual, seed):
     spec = gated(residual=residual)
     width = int(1.3 * Layout(spec, 1.5).width)
@@ -138,7 +139,7 @@ def test_run_sees_the_program_and_nothing_else(name, kind):
     blocks = (machine.layout.levels[0].parts.values(), machine.layout.constants.values())
     for tensor, parts in zip((program.embedding, program.constants), blocks):
         flat = tensor.view(-1)
-        places = torch.randperm(flat.numel(), generator=generator)[:30].tolist()
+        places = torch.randperm(flat.numel(), generator=generator)[: 30 if kind == "sparse" else 6].tolist()
         places += [int(torch.randint(part.start, part.stop, (), generator=generator)) for part in parts]
         for place in places:
             kept = float(flat[place])

@@ -31,8 +31,8 @@ class RandomBlockMachine(BlockMachine):
     width: of the stream, None for the smallest (s_0); the constant stream is wider by the same factor.
     neurons_per_target: universal neurons per target neuron and column that the MLP must write; 1 is the least, 1.5
     keeps every B_j well conditioned. distribution: "gaussian" or "uniform", of variance 1/m (R_d: 1/s_l). The variances
-    matter: with 1/m for R_d too, up weights dwarf all others in E and the median error is 100 times larger. Raises
-    CapacityError, before anything is drawn, where the width or memory would not do; SpecError for looped=True.
+    matter: with 1/m for R_d too, up weights dwarf all others in E and the median error is 20 to 200 times larger.
+    Raises CapacityError, before anything is drawn, where the width or memory would not do; SpecError for looped=True.
     """
 
     kind = "random"

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from fixedformer.embedding.blocks.spec import BlockSpec
+from fixedformer.embedding.blocks.target import weight_shapes
 from fixedformer.errors import SpecError
 
 
@@ -184,8 +185,6 @@ class BlockWidths:
 
 def block_widths(spec: BlockSpec) -> BlockWidths:
     """Widths of the narrowest machine for `spec`: about (2 (H + 1) r)^L d_out with gated MLPs."""
-    from fixedformer.embedding.blocks.target import weight_shapes
-
     layout = Layout(spec)
     program = spec.d_in * layout.width + layout.constant_width
     target = None
