@@ -19,9 +19,9 @@ from fixedformer.embedding.blocks.engines import ReadOuts
 from fixedformer.embedding.blocks.machine import BlockMachine, matrix_shapes
 from fixedformer.embedding.blocks.program import BlockProgram
 from fixedformer.embedding.blocks.spec import BlockSpec
+from fixedformer.embedding.solve import SINGULAR, condition_number
 from fixedformer.errors import CapacityError, SpecError
 
-SINGULAR = 1e14  # a column-scaled float64 matrix with a larger condition number cannot be told from a singular one
 ROUNDS = 3
 
 
@@ -157,8 +157,7 @@ class _System:
             return cls(columns, columns.new_zeros(0), columns, columns, 1.0)
         norms = columns.norm(dim=0)
         basis, triangle = torch.linalg.qr(columns / norms)
-        values = torch.linalg.svdvals(triangle)
-        condition = float(values[0] / values[-1])
+        condition = condition_number(triangle)
         if not condition < SINGULAR:
             raise CapacityError(f"{what} has {columns.shape[1]} columns that are linearly dependent in float64 "
                                 f"(condition number {condition:.1e}); draw again with another seed")  # fmt: skip
