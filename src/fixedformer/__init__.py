@@ -31,6 +31,22 @@ _HOME = {
     "load_program": "embedding.files",
     "build_machine": "embedding.files",
     "widths": "embedding.widths",
+    "lower_bound": "embedding.shared_attention",
+    "from_hf": "imports",
+    "from_torch": "imports",
+    "from_transformer_lens": "imports",
+    "from_tracr": "imports",
+    "BlockSpec": "embedding.blocks.spec",
+    "BlockTarget": "embedding.blocks.target",
+    "BlockProgram": "embedding.blocks.program",
+    "SparseBlockMachine": "embedding.blocks.sparse",
+    "save_block_target": "embedding.blocks.files",
+    "load_block_target": "embedding.blocks.files",
+    "save_block_program": "embedding.blocks.files",
+    "load_block_program": "embedding.blocks.files",
+    "build_block_machine": "embedding.blocks.files",
+    "RandomBlockMachine": "embedding.blocks.dense",
+    "SharedAttentionMachine": "embedding.shared_attention",
     "LoopedApproximator": "loop.approximator",
     "LoopProgram": "loop.program",
     "lipschitz": "loop.moduli",
@@ -49,6 +65,18 @@ _HOME = {
 
 if TYPE_CHECKING:
     from fixedformer.certificate import Certificate, Check
+    from fixedformer.embedding.blocks.dense import RandomBlockMachine
+    from fixedformer.embedding.blocks.files import (
+        build_block_machine,
+        load_block_program,
+        load_block_target,
+        save_block_program,
+        save_block_target,
+    )
+    from fixedformer.embedding.blocks.program import BlockProgram
+    from fixedformer.embedding.blocks.sparse import SparseBlockMachine
+    from fixedformer.embedding.blocks.spec import BlockSpec
+    from fixedformer.embedding.blocks.target import BlockTarget
     from fixedformer.embedding.compare import same_program
     from fixedformer.embedding.converse import certify_equal
     from fixedformer.embedding.decompile import Decompiled, decompile, hankel_spectrum, shrink
@@ -56,10 +84,12 @@ if TYPE_CHECKING:
     from fixedformer.embedding.distil import agreement
     from fixedformer.embedding.files import build_machine, load_program, save_program
     from fixedformer.embedding.program import Program
+    from fixedformer.embedding.shared_attention import SharedAttentionMachine, lower_bound
     from fixedformer.embedding.sparse import SparseMachine
     from fixedformer.embedding.widths import widths
     from fixedformer.errors import CapacityError, CertificateError, FixedformerError, SpecError, StorageError
     from fixedformer.files import load_target, save_target
+    from fixedformer.imports import from_hf, from_torch, from_tracr, from_transformer_lens
     from fixedformer.inputs import one_hot
     from fixedformer.loop.approximator import LoopedApproximator
     from fixedformer.loop.files import load_loop_program, save_loop_program
@@ -70,6 +100,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AttentionSimulator",
+    "BlockProgram",
+    "BlockSpec",
+    "BlockTarget",
     "CapacityError",
     "Card",
     "Certificate",
@@ -82,23 +115,36 @@ __all__ = [
     "LoopedApproximator",
     "Program",
     "Prompt",
+    "RandomBlockMachine",
     "RandomMachine",
+    "SharedAttentionMachine",
+    "SparseBlockMachine",
     "SparseMachine",
     "SpecError",
     "StorageError",
     "Target",
     "TargetSpec",
     "agreement",
+    "build_block_machine",
     "build_machine",
     "certify_equal",
     "decompile",
+    "from_hf",
+    "from_torch",
+    "from_tracr",
+    "from_transformer_lens",
     "hankel_spectrum",
     "lipschitz",
+    "load_block_program",
+    "load_block_target",
     "load_loop_program",
     "load_program",
     "load_target",
+    "lower_bound",
     "one_hot",
     "same_program",
+    "save_block_program",
+    "save_block_target",
     "save_loop_program",
     "save_program",
     "save_target",

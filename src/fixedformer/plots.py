@@ -84,6 +84,22 @@ def spectrum_picture(spectra: Sequence[Tensor], title: str = "") -> bytes:
     return _png(figure)
 
 
+def width_bounds(layers: list[int], curves: dict[str, list[int]], title: str) -> bytes:
+    """Widths against the number of layers, on a logarithmic axis; names that start with "lower" are dashed."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axis = figure.subplots()
+    for name, values in curves.items():
+        axis.semilogy(layers, values, "--o" if name.startswith("lower") else "-s", label=name, markersize=4)
+    axis.set_xticks(layers)
+    axis.set_xlabel("layers")
+    axis.set_ylabel("width m")
+    axis.set_title(title, fontsize=10)
+    axis.legend(fontsize=8)
+    return _png(figure)
+
+
 def _png(figure: "Figure") -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=130)

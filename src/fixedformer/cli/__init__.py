@@ -27,6 +27,7 @@ COMMANDS = [
     ("certify", "embedding:certify", "Check a program against its target; exit status 0 holds, 1 does not hold."),
     ("train", "train:train", "Train a fixed machine's program, or a full target, on a task."),
     ("reproduce", "reproduce:reproduce", "The paper's tables and figure, row by row."),
+    ("bounds", "bounds:bounds", "How wide a universal machine must be: lower and upper bounds, as a table and a plot."),
     ("loop", "loop:app", "Looped transformers: one block whose loops compute a function."),
     (
         "simulate",

@@ -11,6 +11,8 @@ from torch import Tensor
 import fixedformer as ff
 from fixedformer import storage
 from fixedformer.capacity import readable
+from fixedformer.cli.blocks import any_program, any_target, block_machine
+from fixedformer.cli.blocks import keep as keep_blocks
 from fixedformer.cli.data import read_input, write_output
 from fixedformer.embedding.dense import Distribution
 from fixedformer.embedding.files import build_machine, load_program, save_program
@@ -31,6 +33,7 @@ def compile_(
     width: int | None = None,
     seed: int = 0,
     distribution: Distribution = "uniform",
+    neurons_per_target: float = 1.0,
 ) -> int:
     """Turn TARGET into the program (input embedding) of a fixed machine, and say what it took.
 
@@ -42,8 +45,14 @@ def compile_(
         width: width of the machine; the smallest that serves when left out.
         seed: seed of the random machine.
         distribution: how the random machine is drawn.
+        neurons_per_target: targets with MLPs on random machines: 1.5 keeps the neurons well conditioned.
     """
-    source = load_target(target)
+    source = any_target(target)
+    if isinstance(source, ff.BlockTarget):
+        blocks = block_machine(source.spec, machine, looped, width, seed, distribution, neurons_per_target)
+        _note(f"compiling onto {blocks!r}")
+        keep_blocks(blocks.compile(source), blocks, out)
+        return 0
     built = _build(source.spec, machine, looped, width, seed, distribution, source.dtype)
     _note(f"compiling onto {built!r}")
     _keep(built.compile(source), built, out)
@@ -97,8 +106,7 @@ def run(
         mask: none or causal; the mask the target was trained with when left out.
         engine: auto counts the cost and takes the cheaper; dense is the definition; path the fast evaluation.
     """
-    loaded = load_program(program)
-    built = build_machine(loaded.spec, loaded.machine)
+    loaded, built = any_program(program)
     chosen = _mask(mask, loaded.card)
     named = read_input(input_, loaded.card.vocabulary)
     outputs: dict[str, Tensor] = {name: built.run(loaded, X, chosen, engine) for name, X in named.items()}
@@ -133,7 +141,7 @@ def certify(
         tokens: with what decompile or shrink made: they need be equal for one-hot tokens only.
         json: also write the certificate here as JSON.
     """
-    source = load_target(target)
+    source = any_target(target)
     shrunk = storage.read_header(program).kind == "target"
     inputs = None
     if input_ is not None:
@@ -148,15 +156,15 @@ def certify(
         raise ff.SpecError("--tolerance replaces bounds of a compiled program; what was read back has its own")
     if tokens and not (shrunk or read_back):
         raise ff.SpecError("--tokens is for what decompile or shrink made; add --read-back for a program")
-    if shrunk:
-        certificate = ff.certify_equal(load_target(program), source, inputs, chosen, seed, tokens)
+    certificate: ff.Certificate
+    if shrunk or read_back:
+        if isinstance(source, ff.BlockTarget):
+            raise ff.SpecError(f"{target}: a target with MLPs or norms; decompile and shrink make attention-only ones")
+        first = load_target(program) if shrunk else _attention_program(program)
+        certificate = ff.certify_equal(first, source, inputs, chosen, seed, tokens)
     else:
-        loaded = load_program(program)
-        built = build_machine(loaded.spec, loaded.machine)
-        if read_back:
-            certificate = ff.certify_equal((built, loaded), source, inputs, chosen, seed, tokens)
-        else:
-            certificate = built.certify(loaded, source, inputs, chosen, seed, tolerance)
+        loaded, built = any_program(program)
+        certificate = built.certify(loaded, source, inputs, chosen, seed, tolerance)
     print(certificate)
     if json is not None:
         storage.write_atomic(json, certificate.to_json().encode())
@@ -188,6 +196,11 @@ def _keep(program: ff.Program, machine: Machine, out: Path) -> None:
     print(f"condition    {report.condition:.3g}")
     print(f"residual     {report.residual:.1e} of |E| |R_all|, entry by entry")
     print(f"seconds      {report.seconds:.2f}")
+
+
+def _attention_program(path: Path) -> tuple[Machine, ff.Program]:
+    loaded = load_program(path)
+    return build_machine(loaded.spec, loaded.machine), loaded
 
 
 def _mask(mask: MaskName | None, card: ff.Card) -> Literal["causal"] | None:

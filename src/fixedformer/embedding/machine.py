@@ -35,6 +35,9 @@ class Machine(ABC):
     kind: str
 
     def __init__(self, spec: TargetSpec, looped: bool, width: int | None) -> None:
+        if not isinstance(spec, TargetSpec):
+            raise SpecError(f"this machine serves a TargetSpec (attention alone), got {type(spec).__name__}; for MLPs, "
+                            "biases and norms build a SparseBlockMachine or a RandomBlockMachine")  # fmt: skip
         if looped and spec.residual:
             raise SpecError(
                 "a looped machine cannot serve a residual target with layers of its own: along the path that skips "

@@ -1,7 +1,10 @@
 """How wide a machine must be, before anything is built."""
 
 from dataclasses import dataclass
+from typing import overload
 
+from fixedformer.embedding.blocks.layout import BlockWidths, block_widths
+from fixedformer.embedding.blocks.spec import BlockSpec
 from fixedformer.embedding.tree import PathTree
 from fixedformer.target import TargetSpec
 
@@ -21,8 +24,21 @@ class Widths:
     paths: int
 
 
-def widths(spec: TargetSpec) -> Widths:
-    """Widths for a spec (after theorem 3.1: m-bar = 2H (H^L - 1) / (H - 1) d + H^L d_in, or (L + 1) max(2d, d_in))."""
+@overload
+def widths(spec: TargetSpec) -> Widths: ...
+
+
+@overload
+def widths(spec: BlockSpec) -> BlockWidths: ...
+
+
+def widths(spec: TargetSpec | BlockSpec) -> Widths | BlockWidths:
+    """Widths for a spec (after theorem 3.1: m-bar = 2H (H^L - 1) / (H - 1) d + H^L d_in, or (L + 1) max(2d, d_in)).
+
+    For a `BlockSpec` see `BlockWidths`: look before you build, they grow like (2 (H + 1) r)^L.
+    """
+    if isinstance(spec, BlockSpec):
+        return block_widths(spec)
     tree = PathTree.of(spec)
     if spec.residual:
         paper = None
