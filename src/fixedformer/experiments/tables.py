@@ -125,7 +125,7 @@ def _compiled(scale: Scale) -> Iterator[Row]:
     for task in SHAPES:
         if task == "dyck":
             continue
-        steps = {"1-hop": 2000, "2-hop": 3000}.get(task, 5000) * (1 if scale == "small" else 4)
+        steps = {"1-hop": 2000, "2-hop": 4500}.get(task, 6000) * (1 if scale == "small" else 4)
         schedule = Schedule(
             steps=steps,
             rate=3e-3,
