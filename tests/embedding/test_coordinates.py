@@ -56,6 +56,35 @@ def test_outputs_and_gradients_equal_the_definition(kind, rule, train_unembeddin
         assert float((a - b).abs().max() / b.abs().max()) <= 1e-9
 
 
+@pytest.mark.parametrize("mask", ["causal", None])
+@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("rule", [*WITH_MLP.values(), Rule(), VARIANTS["pre-norm"]], ids=str)
+@pytest.mark.parametrize("kind", ["sparse", "random"])
+def test_the_short_way_to_some_places_changes_nothing(kind, rule, layers, mask):
+    """`at` merges places with equal contexts and drops what no wanted place sees: same outputs, same gradients."""
+    machine = build(kind, ff.TargetSpec(heads=2, layers=layers, d_in=3, d_head=2, d_out=4))
+    model = CoordinateProgram(machine, rule, True, deviation=0.7, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(1)
+    X = torch.randint(3, (5, 7), generator=generator)
+    places = torch.rand(5, 7, generator=generator) < 0.3
+    places[0] = False  # a sequence that nothing is asked about
+    vectors = torch.nn.functional.one_hot(X, 3).double()  # no token ids: the way that merges nothing
+    want, out = model(vectors, mask)[places], model.at(X, mask, places)
+    assert out.shape == (int(places.sum()), 4)
+    assert float(((out - want).abs().max() / want.abs().max()).detach()) <= 1e-11
+    parameters = list(model.parameters())
+    for a, b in zip(
+        torch.autograd.grad(out.square().sum(), parameters), torch.autograd.grad(want.square().sum(), parameters)
+    ):
+        assert float((a - b).abs().max() / b.abs().max()) <= 1e-9
+
+
+def test_no_wanted_place_gives_no_outputs():
+    model = CoordinateProgram(build("sparse", ff.TargetSpec(heads=2, layers=2, d_in=3, d_head=2)), Rule(residual=True))
+    X = torch.tensor([[0, 1, 2, 1]])
+    assert model.at(X, "causal", torch.zeros(1, 4, dtype=torch.bool)).shape == (0, 3)
+
+
 def test_both_engines_start_alike():
     """One seed gives the same parameters, so a run may change engine without changing what it computes."""
     machine = ff.SparseMachine(ff.TargetSpec(heads=2, layers=2, d_in=3, d_head=2))

@@ -2,7 +2,7 @@
 
 The state is m wide again, but a sparse machine's coordinates each belong to one head a layer: a layer is one attention
 product of width at most m, never one a head, and no m x m product. (A machine of ordinary matrices needs its m x m
-products; the cheaper order is values first.)
+products; the cheaper order is values first.) Without positions, places with equal contexts are done once (contexts.py).
 """
 
 import math
@@ -12,11 +12,16 @@ from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, linear, scaled_dot_product_attention
 
 from fixedformer.attention import Mask, resolve_mask, rotate
+from fixedformer.embedding.contexts import Contexts
+from fixedformer.embedding.engines import counts_suffice
 from fixedformer.embedding.machine import Machine
 from fixedformer.embedding.maps import IndexMap, apply_plainly
+from fixedformer.embedding.normed import normalise
 from fixedformer.embedding.parameters import ProgramParameters
 from fixedformer.embedding.rule import EPSILON, Rule
 from fixedformer.inputs import as_input, embed_rows
+
+MLP = ("into", "bias", "out", "shift")  # W_1, b_1, W_2, b_2
 
 
 class CoordinateProgram(ProgramParameters):
@@ -38,24 +43,110 @@ class CoordinateProgram(ProgramParameters):
     ) -> None:
         super().__init__(machine, train_unembedding, deviation, seed, dtype)
         self.rule, layers = rule, range(machine.spec.layers)
-        self.mlps = [self._frozen_mlp(layer, dtype) for layer in layers] if rule.mlp_width else []
+        for layer in layers if rule.mlp_width else ():
+            for name, tensor in zip(MLP, self._frozen_mlp(layer, dtype)):
+                self.register_buffer(f"{name}_{layer}", tensor, persistent=False)  # follows the model to its device
         self.routes = [_route(machine, layer) for layer in layers]
+
+    @property
+    def mlps(self) -> list[tuple[Tensor, ...]]:
+        """W_1, b_1, W_2, b_2 of every layer; empty without MLPs."""
+        layers = range(self.machine.spec.layers) if self.rule.mlp_width else ()
+        return [tuple(self.get_buffer(f"{name}_{layer}") for name in MLP) for layer in layers]
 
     def forward(self, X: Tensor, mask: Mask = "causal") -> Tensor:
         """Outputs (..., tokens, d_out) for token ids or vectors."""
-        rule, machine = self.rule, self.machine
-        state = embed_rows(as_input(X, machine.spec.d_in, self.embedding.dtype, self.embedding.device), self.embedding)
-        for layer in range(machine.spec.layers):
-            seen = _normed(state) if rule.norm == "pre" else state
-            update = self._attention(seen, layer, mask)
-            state = state + update if rule.residual else update
-            if self.mlps:
-                into, bias, out, shift = (tensor.to(state.device) for tensor in self.mlps[layer])
-                seen = _normed(state) if rule.norm == "pre" else state
-                update = linear(gelu(linear(seen, into, bias)), out, shift)
-                state = state + update if rule.residual else update
-            state = _normed(state) if rule.norm == "post" else state
-        return (_normed(state) if rule.final_norm else state) @ self.exit()
+        spec = self.machine.spec
+        data, first = as_input(X, spec.d_in, self.embedding.dtype, self.embedding.device), 0
+        if self._counts(data, mask):
+            contexts = Contexts.of(data, spec.d_in, mask)
+            once = self._first_layer(contexts)
+            state, first = once.index_select(0, contexts.where.flatten()).unflatten(0, contexts.where.shape), 1
+        else:
+            state = embed_rows(data, self.embedding)
+        for layer in range(first, spec.layers):
+            state = self._finished(layer, self._added(state, self._attention(self._seen(state), layer, mask)))
+        return self._read(state)
+
+    def at(self, X: Tensor, mask: Mask, places: Tensor) -> Tensor:
+        """Outputs (places, d_out) at the flagged places (batch, tokens) alone, in their order.
+
+        With two layers and no positions, no place is ever looked at twice: both layers run over distinct contexts.
+        """
+        spec = self.machine.spec
+        data = as_input(X, spec.d_in, self.embedding.dtype, self.embedding.device)
+        if spec.layers != 2 or not self._counts(data, mask) or not bool(places.any()):
+            return super().at(data, mask, places)
+        needed = places.flip(-1).cummax(-1).values.flip(-1) if mask is not None else torch.ones_like(places)
+        contexts = Contexts.of(data, spec.d_in, mask, needed)
+        state = self._first_layer(contexts)
+        return self._read(self._last_layer(state, *contexts.seen_from(places, mask)))
+
+    def _counts(self, X: Tensor, mask: Mask) -> bool:
+        """Whether the first layer's states are those of distinct contexts, and few."""
+        return (
+            counts_suffice(self.machine.spec, X, mask)
+            and X.ndim == 2
+            and Contexts.fit(X.shape[1], self.machine.spec.d_in)
+        )
+
+    def _first_layer(self, contexts: Contexts) -> Tensor:
+        """The state of every context after layer 1, (contexts, m).
+
+        Up to its MLP that state is P G, P with few columns (normed.py): W_1 multiplies the rows of G, not the contexts.
+        """
+        spec, rule = self.machine.spec, self.rule
+        seen = self._seen(self.embedding)
+        weights = self._counted_weights(0, seen, contexts.tokens, contexts.counts)
+        paths = weights.movedim(0, 1).flatten(1)  # (contexts, heads * d_in)
+        basis = torch.cat([apply_plainly(self.machine.mover(0, head), (seen,))[0] for head in range(spec.heads)])
+        if rule.residual:
+            own = torch.nn.functional.one_hot(contexts.tokens, spec.d_in).to(paths.dtype)
+            paths, basis = torch.cat([own, paths], dim=1), torch.cat([self.embedding, basis])
+        if not self.mlps:
+            return self._finished(0, paths @ basis)
+        into, bias, out, shift = self.mlps[0]
+        read, rows = normalise(paths, basis) if rule.norm == "pre" else (paths, basis)
+        update = linear(gelu(read @ linear(rows, into) + bias), out, shift)
+        state = self._added(paths @ basis, update) if rule.residual else update
+        return _normed(state) if rule.norm == "post" else state
+
+    def _last_layer(self, state: Tensor, own: Tensor, counts: Tensor) -> Tensor:
+        """Layer 2 at places with state state[own] that see state[u] counts[:, u] times: (places, m)."""
+        seen, route = self._seen(state), self.routes[1]
+        weights = self._counted_weights(1, seen, own, counts)
+        if route is None:
+            moved = [apply_plainly(self.machine.mover(1, head), (w @ seen,))[0] for head, w in enumerate(weights)]
+            update = torch.stack(moved).sum(0)
+        else:
+            update = self._spread(torch.einsum("hwu,uhs->whs", weights, seen[:, route[0]]), route)
+        return self._finished(1, self._added(state.index_select(0, own), update))
+
+    def _counted_weights(self, layer: int, seen: Tensor, own: Tensor, counts: Tensor) -> Tensor:
+        """Attention (heads, places, states) of places with state seen[own] to states that they see `counts` times.
+
+        Equal states have equal keys, so it is the softmax of S[own, u] + log(count of u).
+        """
+        heads, d_head = self.machine.spec.heads, self.machine.spec.d_head
+        both = apply_plainly(self.machine.reader(layer), (seen,))[0].unflatten(-1, (2, heads, d_head))
+        scores = torch.einsum("whd,uhd->hwu", both[:, 0].index_select(0, own), both[:, 1])
+        return torch.softmax(scores + counts.to(scores.dtype).log(), dim=-1)
+
+    def _seen(self, state: Tensor) -> Tensor:
+        return _normed(state) if self.rule.norm == "pre" else state
+
+    def _added(self, state: Tensor, update: Tensor) -> Tensor:
+        return state + update if self.rule.residual else update
+
+    def _finished(self, layer: int, state: Tensor) -> Tensor:
+        """What follows attention and its sum: the MLP, and the norm behind a layer."""
+        if self.mlps:
+            into, bias, out, shift = self.mlps[layer]
+            state = self._added(state, linear(gelu(linear(self._seen(state), into, bias)), out, shift))
+        return _normed(state) if self.rule.norm == "post" else state
+
+    def _read(self, state: Tensor) -> Tensor:
+        return (_normed(state) if self.rule.final_norm else state) @ self.exit()
 
     def _attention(self, seen: Tensor, layer: int, mask: Mask) -> Tensor:
         """sum_h A^h (X R_V^h), X = seen (..., tokens, m)."""
@@ -78,7 +169,11 @@ class CoordinateProgram(ProgramParameters):
         if route is None:
             summed: Tensor = mixed.sum(-3)
             return summed
-        flat: Tensor = mixed.movedim(-3, -2).flatten(-2)
+        return self._spread(mixed.movedim(-3, -2), route)
+
+    def _spread(self, mixed: Tensor, route: tuple[Tensor, Tensor]) -> Tensor:
+        """Every head's share (..., heads, share) put where it belongs among the m coordinates."""
+        flat = mixed.flatten(-2)
         whole: Tensor = flat.new_zeros(*flat.shape[:-1], self.machine.width).index_add(-1, route[1], flat)
         return whole
 

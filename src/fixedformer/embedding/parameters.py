@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from fixedformer.attention import Mask
 from fixedformer.embedding.machine import Machine
 
 
@@ -31,3 +32,8 @@ class ProgramParameters(nn.Module):
     def exit(self) -> Tensor:
         """U (m, d_out): the trained one, or the machine's."""
         return self.get_buffer("fixed_unembedding") if self.unembedding is None else self.unembedding
+
+    def at(self, X: Tensor, mask: Mask, places: Tensor) -> Tensor:
+        """Outputs (places, d_out) at the flagged places (batch, tokens) alone; an engine may know a shorter way."""
+        outputs: Tensor = self(X, mask)
+        return outputs[places]
