@@ -135,11 +135,12 @@ def layer_update(
 ) -> Tensor:
     """sum_h A^{l,h} X W_V^{l,h} W_O^{l,h} for X = state (..., tokens, d_model), layers from 0. Fused unless watched."""
     allowed = resolve_mask(mask, state.shape[-2], state.device)
-    heads_in = state.unsqueeze(-3)  # (..., 1, tokens, d_model)
-    query, key = heads_in @ weights.query[layer], heads_in @ weights.key[layer]  # (..., heads, tokens, d_head)
+    both = torch.cat([weights.query[layer], weights.key[layer]])  # (2 heads, d_model, d_head): one product for all
+    joint = (state @ both.movedim(0, 1).flatten(1)).unflatten(-1, (2 * spec.heads, spec.d_head)).movedim(-2, -3)
     if spec.positions == "rotary":
-        query, key = rotate(query, spec.rotary_base), rotate(key, spec.rotary_base)
-    value = heads_in @ weights.value[layer]  # (..., heads, tokens, d_value)
+        joint = rotate(joint, spec.rotary_base)
+    query, key = joint.chunk(2, dim=-3)  # (..., heads, tokens, d_head)
+    value = (state @ weights.value[layer].movedim(0, 1).flatten(1)).unflatten(-1, (spec.heads, -1)).movedim(-2, -3)
     if watch is None:
         mixed = attend(query, key, value, mask, allowed)
     else:

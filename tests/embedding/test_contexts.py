@@ -43,12 +43,14 @@ def test_what_a_place_sees_is_counted_by_context(data):
         st.lists(st.lists(st.booleans(), min_size=tokens, max_size=tokens), min_size=len(X), max_size=len(X))
     )
     contexts = Contexts.of(torch.tensor(X), 3, mask)
-    own, counts = contexts.seen_from(torch.tensor(flags), mask)
+    sight = contexts.seen_from(torch.tensor(flags), mask)
     places = [(i, j) for i in range(len(X)) for j in range(tokens) if flags[i][j]]
-    assert own.tolist() == [int(contexts.where[i, j]) for i, j in places]
-    for line, (i, j) in zip(counts.tolist(), places):
-        expected = Counter(seen(contexts.where[i].tolist(), j, mask))
-        assert line == [expected[u] for u in range(len(contexts.tokens))]
+    assert sight.own.tolist() == [int(contexts.where[i, j]) for i, j in places]
+    for states, times, (i, j) in zip(sight.seen.tolist(), sight.times.tolist(), places):
+        found = Counter()
+        for state, count in zip(states, times):
+            found[state] += count
+        assert +found == Counter(seen(contexts.where[i].tolist(), j, mask))
 
 
 def test_places_that_nothing_needs_are_dropped():

@@ -87,6 +87,30 @@ def test_outputs_and_gradients_equal_the_definition(kind, variant, residual_weig
             assert float((a - b).abs().max() / b.abs().max()) <= 1e-9
 
 
+@pytest.mark.parametrize("mask", ["causal", None])
+@pytest.mark.parametrize("train_unembedding", [False, True])
+@pytest.mark.parametrize(("kind", "variant", "residual_weights", "positions"), CASES)
+def test_the_short_way_to_some_places_changes_nothing(
+    kind, variant, residual_weights, positions, train_unembedding, mask
+):
+    """`at` merges places with equal contexts and drops what no wanted place sees: same outputs, same gradients."""
+    spec = ff.TargetSpec(heads=2, layers=2, d_in=3, d_head=2, d_out=4, residual=residual_weights, positions=positions)
+    machine, rule = build(kind, spec), VARIANTS[variant]
+    model = TrainableProgram(machine, rule, train_unembedding, deviation=0.7, dtype=torch.float64)
+    generator = torch.Generator().manual_seed(5)
+    X = torch.randint(3, (5, 7), generator=generator)
+    places = torch.rand(5, 7, generator=generator) < 0.3
+    places[0] = False  # a sequence that nothing is asked about
+    want = definition(machine, rule, model.embedding, model.exit(), X, mask)[places]
+    out = model.at(X, mask, places)
+    assert float(((out - want).abs().max() / want.abs().max()).detach()) <= 1e-11
+    parameters = list(model.parameters())
+    for a, b in zip(
+        torch.autograd.grad(out.square().sum(), parameters), torch.autograd.grad(want.square().sum(), parameters)
+    ):
+        assert float((a - b).abs().max() / b.abs().max()) <= 1e-9
+
+
 @pytest.mark.parametrize("kind", ["sparse", "sparse looped", "random", "random looped"])
 @pytest.mark.parametrize("train_unembedding", [False, True])
 def test_a_trained_program_runs_as_it_trained(kind, train_unembedding):

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn.functional import gelu, layer_norm, linear, scaled_dot_product_attention
 
 from fixedformer.attention import Mask, resolve_mask, rotate
-from fixedformer.embedding.contexts import Contexts
-from fixedformer.embedding.engines import counts_suffice
+from fixedformer.embedding.contexts import Contexts, Sight, contexts_apply, two_sights
 from fixedformer.embedding.machine import Machine
 from fixedformer.embedding.maps import IndexMap, apply_plainly
 from fixedformer.embedding.normed import normalise
@@ -58,9 +57,9 @@ class CoordinateProgram(ProgramParameters):
         """Outputs (..., tokens, d_out) for token ids or vectors."""
         spec = self.machine.spec
         data, first = as_input(X, spec.d_in, self.embedding.dtype, self.embedding.device), 0
-        if self._counts(data, mask):
+        if contexts_apply(spec, data, mask):
             contexts = Contexts.of(data, spec.d_in, mask)
-            once = self._first_layer(contexts)
+            once = self._first_layer(contexts.sight)
             state, first = once.index_select(0, contexts.where.flatten()).unflatten(0, contexts.where.shape), 1
         else:
             state = embed_rows(data, self.embedding)
@@ -71,37 +70,27 @@ class CoordinateProgram(ProgramParameters):
     def at(self, X: Tensor, mask: Mask, places: Tensor) -> Tensor:
         """Outputs (places, d_out) at the flagged places (batch, tokens) alone, in their order.
 
-        With two layers and no positions, no place is ever looked at twice: both layers run over distinct contexts.
+        With two layers and no positions both layers run over distinct contexts (contexts.py).
         """
         spec = self.machine.spec
         data = as_input(X, spec.d_in, self.embedding.dtype, self.embedding.device)
-        if spec.layers != 2 or not self._counts(data, mask) or not bool(places.any()):
+        sights = two_sights(spec, data, mask, places)
+        if sights is None:
             return super().at(data, mask, places)
-        needed = places.flip(-1).cummax(-1).values.flip(-1) if mask is not None else torch.ones_like(places)
-        contexts = Contexts.of(data, spec.d_in, mask, needed)
-        state = self._first_layer(contexts)
-        return self._read(self._last_layer(state, *contexts.seen_from(places, mask)))
+        return self._read(self._last_layer(self._first_layer(sights[0]), sights[1]))
 
-    def _counts(self, X: Tensor, mask: Mask) -> bool:
-        """Whether the first layer's states are those of distinct contexts, and few."""
-        return (
-            counts_suffice(self.machine.spec, X, mask)
-            and X.ndim == 2
-            and Contexts.fit(X.shape[1], self.machine.spec.d_in)
-        )
-
-    def _first_layer(self, contexts: Contexts) -> Tensor:
-        """The state of every context after layer 1, (contexts, m).
+    def _first_layer(self, sight: Sight) -> Tensor:
+        """The state after layer 1, (contexts, m).
 
         Up to its MLP that state is P G, P with few columns (normed.py): W_1 multiplies the rows of G, not the contexts.
         """
         spec, rule = self.machine.spec, self.rule
         seen = self._seen(self.embedding)
-        weights = self._counted_weights(0, seen, contexts.tokens, contexts.counts)
+        weights = self._weights(0, seen, sight)
         paths = weights.movedim(0, 1).flatten(1)  # (contexts, heads * d_in)
         basis = torch.cat([apply_plainly(self.machine.mover(0, head), (seen,))[0] for head in range(spec.heads)])
         if rule.residual:
-            own = torch.nn.functional.one_hot(contexts.tokens, spec.d_in).to(paths.dtype)
+            own = torch.nn.functional.one_hot(sight.own, spec.d_in).to(paths.dtype)
             paths, basis = torch.cat([own, paths], dim=1), torch.cat([self.embedding, basis])
         if not self.mlps:
             return self._finished(0, paths @ basis)
@@ -111,26 +100,21 @@ class CoordinateProgram(ProgramParameters):
         state = self._added(paths @ basis, update) if rule.residual else update
         return _normed(state) if rule.norm == "post" else state
 
-    def _last_layer(self, state: Tensor, own: Tensor, counts: Tensor) -> Tensor:
-        """Layer 2 at places with state state[own] that see state[u] counts[:, u] times: (places, m)."""
+    def _last_layer(self, state: Tensor, sight: Sight) -> Tensor:
+        """The state after layer 2 at the places that look, (places, m)."""
         seen, route = self._seen(state), self.routes[1]
-        weights = self._counted_weights(1, seen, own, counts)
+        weights = self._weights(1, seen, sight)
         if route is None:
             moved = [apply_plainly(self.machine.mover(1, head), (w @ seen,))[0] for head, w in enumerate(weights)]
             update = torch.stack(moved).sum(0)
         else:
             update = self._spread(torch.einsum("hwu,uhs->whs", weights, seen[:, route[0]]), route)
-        return self._finished(1, self._added(state.index_select(0, own), update))
+        return self._finished(1, self._added(state.index_select(0, sight.own), update))
 
-    def _counted_weights(self, layer: int, seen: Tensor, own: Tensor, counts: Tensor) -> Tensor:
-        """Attention (heads, places, states) of places with state seen[own] to states that they see `counts` times.
-
-        Equal states have equal keys, so it is the softmax of S[own, u] + log(count of u).
-        """
+    def _weights(self, layer: int, seen: Tensor, sight: Sight) -> Tensor:
         heads, d_head = self.machine.spec.heads, self.machine.spec.d_head
         both = apply_plainly(self.machine.reader(layer), (seen,))[0].unflatten(-1, (2, heads, d_head))
-        scores = torch.einsum("whd,uhd->hwu", both[:, 0].index_select(0, own), both[:, 1])
-        return torch.softmax(scores + counts.to(scores.dtype).log(), dim=-1)
+        return sight.weights(both[:, 0], both[:, 1])
 
     def _seen(self, state: Tensor) -> Tensor:
         return _normed(state) if self.rule.norm == "pre" else state

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from fixedformer.attention import Mask
+from fixedformer.embedding.contexts import two_sights
+from fixedformer.embedding.counted import run_counted_normed_paths, run_counted_paths
 from fixedformer.embedding.engines import PathWeights, run_paths
 from fixedformer.embedding.machine import Machine
 from fixedformer.embedding.maps import apply_plainly, dense
@@ -59,6 +61,19 @@ class TrainableProgram(ProgramParameters):
         if self.rule.plain:
             return run_paths(self.machine.spec, self.path_weights(), data, mask)
         return run_normed_paths(self.machine, self.rule, self.embedding, self.exit(), data, mask)
+
+    def at(self, X: Tensor, mask: Mask, places: Tensor) -> Tensor:
+        """Outputs (places, d_out) at the flagged places (batch, tokens) alone, in their order.
+
+        With two layers and no positions both layers run over distinct contexts (contexts.py).
+        """
+        data = as_input(X, self.machine.spec.d_in, self.embedding.dtype, self.embedding.device)
+        sights = two_sights(self.machine.spec, data, mask, places)
+        if sights is None:
+            return super().at(data, mask, places)
+        if self.rule.plain:
+            return run_counted_paths(self.machine.spec, self.path_weights(), sights)
+        return run_counted_normed_paths(self.machine, self.rule, self.embedding, self.exit(), sights)
 
     def path_weights(self) -> PathWeights:
         """Read-outs of E and U as path weights, differentiable in both."""
