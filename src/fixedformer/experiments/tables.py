@@ -125,9 +125,10 @@ def _compiled(scale: Scale) -> Iterator[Row]:
     for task in SHAPES:
         if task == "dyck":
             continue
-        steps = {"1-hop": 2000, "2-hop": 4500}.get(task, 6000) * (1 if scale == "small" else 4)
+        steps = {"1-hop": 1500, "2-hop": 2500}.get(task, 4000) * (1 if scale == "small" else 4)
         schedule = Schedule(
             steps=steps,
+            batch=32,
             rate=3e-3,
             warmup=200,
             decay="linear",
