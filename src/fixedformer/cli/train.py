@@ -45,6 +45,7 @@ def train(
     decay: Literal["constant", "linear"] | None = None,
     clip: float | None = None,
     weight_decay: float | None = None,
+    betas: tuple[float, float] | None = None,
     validate_every: int | None = None,
     validation: int | None = None,
     stop_at: float | None = None,
@@ -84,6 +85,7 @@ def train(
         decay: constant, or linear to zero.
         clip: gradient norm at most; 0 for none.
         weight_decay: AdamW's.
+        betas: AdamW's two, e.g. 0.9 0.95: the second forgets a spike sooner.
         validate_every: steps between validations.
         validation: sequences in the validation set.
         stop_at: stop at this validation accuracy.
@@ -105,7 +107,7 @@ def train(
     timing: dict[str, Any] = {
         "steps": steps, "batch": batch, "rate": rate, "warmup": warmup, "decay": decay, "clip": clip,
         "weight_decay": weight_decay, "validate_every": validate_every, "validation": validation, "stop_at": stop_at,
-        "precision": precision,
+        "precision": precision, "betas": betas,
     }  # fmt: skip
     given = {name: value for name, value in timing.items() if value is not None}
     recipe = replace(recipe, schedule=replace(recipe.schedule, **given))

@@ -41,6 +41,7 @@ class Schedule:
     validation: int = 2000
     stop_at: float | None = None
     precision: Literal["float32", "bfloat16"] = "float32"
+    betas: tuple[float, float] = (0.9, 0.999)
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "validate_every", "validation"):
@@ -48,6 +49,7 @@ class Schedule:
                 raise SpecError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not self.rate > 0 or self.warmup < 0 or self.clip < 0:
             raise SpecError("rate must be positive, warmup and clip at least 0")
+        object.__setattr__(self, "betas", tuple(self.betas))  # a list where it was read from JSON
 
     def rate_at(self, step: int) -> float:
         """The learning rate of step 0, 1, .."""
@@ -88,8 +90,9 @@ class Trainer:
         self.device = torch.device(device)
         self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.optimizer = torch.optim.AdamW(
-            self.parameters.values(), lr=schedule.rate, weight_decay=schedule.weight_decay, fused=True
-        )
+            self.parameters.values(), lr=schedule.rate, weight_decay=schedule.weight_decay, betas=schedule.betas,
+            fused=True,
+        )  # fmt: skip
         self.step, self.best, self.solved = 0, -1.0, False
         self.kept = {name: p.detach().clone() for name, p in self.parameters.items()}
         self._validation = self._draw(VALIDATE, 0, schedule.validation)
