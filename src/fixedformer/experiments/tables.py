@@ -1,7 +1,7 @@
 """The paper's tables and figure as rows of recipes, beside the numbers it prints.
 
-scale "paper": appendix H as it stands. scale "small": what two CPU cores reach: batch 128, linear decay, a stop once
-solved, fewer steps and seeds; recipes differ where that trains better, and each row carries its own.
+scale "paper": appendix H as it stands. scale "small": what two CPU cores reach: smaller batches, linear decay, a stop
+once solved, fewer steps and seeds; recipes differ where that trains better, and each row carries its own.
 """
 
 from collections.abc import Iterator
@@ -97,22 +97,28 @@ def _recipes(task: str, machine: Literal["sparse", "random", "full"], variant: s
 
 
 def _small(recipe: Recipe) -> Recipe:
-    """For two cores; rates and lengths as they trained best here (docs/training.md).
+    """For two cores; rates, batches and lengths as they trained best here (docs/training.md).
 
     Without norm a machine keeps its own U: training E and U from 0.02 together starts too flat. On a random machine E
-    has to grow by hundreds (its R_all is ill-conditioned), which takes a larger rate and more steps.
+    has to grow by hundreds (its R_all is ill-conditioned), which takes a larger rate and more steps. Residual
+    connections around weights made for none need large batches, and a second moment that forgets its spikes.
     """
     plain, fixed = recipe.norm is None, recipe.machine != "full"
     rate = {"sparse": 1e-2, "random": 3e-2, "full": 1e-3}[recipe.machine] if plain else 1e-3
     schedule = Schedule(
-        steps=6000 if recipe.machine == "random" or recipe.task in ("3-hop", "4-hop") else 4000,
+        steps=6000 if recipe.machine == "random" else 4000,
+        batch=128 if recipe.task == "dyck" else 32,
         rate=rate,
         decay="linear",
         weight_decay=0.0,
         validate_every=100,
         validation=1000,
-        stop_at=0.999,
+        stop_at=0.9995 if recipe.task == "dyck" else 0.999,
     )
+    if recipe.task == "dyck" and recipe.machine == "sparse" and recipe.residual and plain:
+        schedule = replace(schedule, steps=3000, batch=1000, rate=3e-3, warmup=200, betas=(0.9, 0.95))
+    if recipe.mlp_width and fixed:
+        schedule = replace(schedule, batch=128, rate=1e-3, betas=(0.9, 0.95), precision="bfloat16")
     return replace(recipe, schedule=schedule, train_unembedding=fixed and not plain)
 
 
