@@ -19,7 +19,10 @@ def test_every_number_of_the_paper_has_its_row(scale):
         names = [row.name for row in table]
         assert len(set(names)) == len(names)
         for row in table:
-            assert len(row.recipes) == ((SEEDS if scale == "paper" else 2) if row.machine == "random" else 1)
+            seeds = (SEEDS if scale == "paper" else 2) if row.machine == "random" else 1
+            if (scale, row.name) == ("small", "dyck/sparse/attention-only"):
+                seeds = 4
+            assert len(row.recipes) == seeds
             assert len({recipe.seed for recipe in row.recipes}) == len(row.recipes)
     random = next(row for row in one if row.name == "dyck/random/attention-only")
     assert random.paper == 94.4
