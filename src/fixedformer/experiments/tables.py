@@ -102,8 +102,9 @@ def _small(recipe: Recipe) -> Recipe:
     """For two cores; rates, batches and lengths as they trained best here (docs/training.md).
 
     Without norm a machine keeps its own U: training E and U from 0.02 together starts too flat. On a random machine E
-    has to grow by hundreds (its R_all is ill-conditioned), which takes a larger rate and more steps. Residual
-    connections around weights made for none need large batches, and a second moment that forgets its spikes.
+    has to grow by hundreds (its R_all is ill-conditioned), which takes a larger rate and more steps. On the sparse
+    machine large batches and a second moment that forgets its spikes decide, the more so with residual connections
+    around weights made for none.
     """
     plain, fixed = recipe.norm is None, recipe.machine != "full"
     rate = {"sparse": 1e-2, "random": 3e-2, "full": 1e-3}[recipe.machine] if plain else 1e-3
@@ -117,8 +118,10 @@ def _small(recipe: Recipe) -> Recipe:
         validation=4000 if recipe.task == "dyck" else 1000,
         stop_at=0.9995 if recipe.task == "dyck" else 0.999,
     )
-    if recipe.task == "dyck" and recipe.machine == "sparse" and recipe.residual and plain:
-        schedule = replace(schedule, steps=3000, batch=1000, rate=3e-3, warmup=200, betas=(0.9, 0.95))
+    if recipe.task == "dyck" and recipe.machine == "sparse" and plain:
+        schedule = replace(schedule, steps=1500, batch=512, warmup=100, betas=(0.9, 0.95), stop_at=0.9999)
+        if recipe.residual:
+            schedule = replace(schedule, steps=3000, batch=1000, rate=3e-3, warmup=200)
     if recipe.mlp_width and fixed:
         schedule = replace(schedule, batch=128, rate=1e-3, betas=(0.9, 0.95), precision="bfloat16")
     return replace(recipe, schedule=schedule, train_unembedding=fixed and not plain)
