@@ -1,5 +1,6 @@
 """Runs on disk: killed at any moment they end as if nothing had happened."""
 
+import dataclasses
 import json
 import random
 import subprocess
@@ -169,3 +170,15 @@ def test_train_on_ones_own_data(tmp_path, capsys):
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["accuracy"] > 0.9 > result["trivial_rules"]["commonest label"]
     assert ff.load_target(tmp_path / "run" / "target.safetensors").card.vocabulary[0] == "<pad>"
+
+
+def test_a_folder_from_before_a_field_existed_goes_on(tmp_path):
+    """recipe.json of an older version lacks later fields; their defaults are what it ran with."""
+    recipe = Recipe(task="dyck", heads=2, d_head=4, schedule=Schedule(steps=2, batch=4, validation=8))
+    Run(recipe, tmp_path)
+    body = json.loads((tmp_path / "recipe.json").read_text())
+    del body["schedule"]["betas"], body["mlp_width"]
+    (tmp_path / "recipe.json").write_text(json.dumps(body))
+    Run(recipe, tmp_path)
+    with pytest.raises(ff.StorageError, match="holds a run of another recipe"):
+        Run(dataclasses.replace(recipe, mlp_width=8), tmp_path)

@@ -50,7 +50,7 @@ class Run:
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(recipe.as_dict(), indent=2)
         path = folder / "recipe.json"
-        if path.exists() and json.loads(path.read_text()) != json.loads(text):
+        if path.exists() and type(recipe).from_dict(json.loads(path.read_text())) != recipe:  # older: fewer fields
             raise StorageError(f"{folder} holds a run of another recipe; name another folder, or remove it")
         storage.write_atomic(path, text.encode())
 
