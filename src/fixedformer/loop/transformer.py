@@ -1,0 +1,366 @@
+"""LoopedTransformer: one block of a few layers, applied again and again; what a loop knows of its number is a switch.
+
+Section 4.2 of Xu and Sato (arXiv 2410.01405), as one module with every choice open (`LoopedSpec`). A loop t is
+
+    X' = X + γ1(t) ⊙ Attn(α1(t) ⊙ X / rms(X)),    X'' = X' + γ2(t) ⊙ FF(α2(t) ⊙ X' / rms(X'))
+
+How it is made cheap: α and γ are folded into the matrices they stand beside (a scaled d x 3d matrix instead of a scaled
+batch x tokens x d state), all clocks are computed at once, residual sums happen inside the matrix products, the norm
+keeps its output only, and read-outs are computed at scored places only. tests/loop/looped_reference.py is the
+definition, written out.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import gelu, scaled_dot_product_attention, silu
+from torch.utils.checkpoint import checkpoint
+
+from fixedformer.attention import Mask, attention_weights, resolve_mask, rotate
+from fixedformer.errors import SpecError
+from fixedformer.inputs import as_input, embed_rows
+from fixedformer.loop.looped_spec import LoopedSpec
+
+EPSILON = 1e-6  # added to the mean square
+
+
+class LoopTrace(NamedTuple):
+    """states (loops + 1, batch, tokens, width): before the first loop and after each; attention (loops, layers, batch,
+    heads, tokens, tokens)."""
+
+    states: Tensor
+    attention: Tensor
+
+
+class Matrices(NamedTuple):
+    """A layer's matrices as a loop uses them, α and γ folded in; biases may be None."""
+
+    inward: Tensor
+    inward_bias: Tensor | None
+    outward: Tensor
+    outward_bias: Tensor | None
+    widen: Tensor
+    widen_bias: Tensor | None
+    narrow: Tensor
+    narrow_bias: Tensor | None
+
+
+class Layer(nn.Module):
+    """The parameters of one layer: queries, keys and values (width, 3 width), output, and the MLP's two matrices."""
+
+    inward_bias: nn.Parameter | None
+    outward_bias: nn.Parameter | None
+    widen_bias: nn.Parameter | None
+    narrow_bias: nn.Parameter | None
+
+    def __init__(self, spec: LoopedSpec, draw: Callable[..., nn.Parameter]) -> None:
+        super().__init__()
+        width, hidden, residual = spec.width, spec.hidden, (2 * spec.layers) ** -0.5
+        self.inward, self.outward = draw(width, 3 * width), draw(width, width, scale=residual)
+        self.widen, self.narrow = draw(width, hidden), draw(hidden, width, scale=residual)
+        sizes = {"inward": 3 * width, "outward": width, "widen": hidden, "narrow": width}
+        for name, size in sizes.items():
+            self.register_parameter(f"{name}_bias", nn.Parameter(torch.zeros(size)) if spec.biases else None)
+
+    def matrices(self, alpha: Tensor | None, gamma: Tensor | None) -> Matrices:
+        """alpha, gamma (2, width): gains on the way in and gates on the way out, of attention and of the MLP."""
+        inward: Tensor = self.inward
+        widen: Tensor = self.widen
+        outward: Tensor = self.outward
+        narrow: Tensor = self.narrow
+        out_bias: Tensor | None = self.outward_bias
+        narrow_bias: Tensor | None = self.narrow_bias
+        if alpha is not None:
+            inward, widen = alpha[0][:, None] * inward, alpha[1][:, None] * widen
+        if gamma is not None:
+            outward, narrow = outward * gamma[0], narrow * gamma[1]
+            if out_bias is not None and narrow_bias is not None:
+                out_bias, narrow_bias = out_bias * gamma[0], narrow_bias * gamma[1]
+        return Matrices(inward, self.inward_bias, outward, out_bias, widen, self.widen_bias, narrow, narrow_bias)
+
+
+class LoopedTransformer(nn.Module):
+    """Token ids (batch, tokens) or vectors (batch, tokens, d_in) -> read-outs (batch, tokens, d_out).
+
+        model = LoopedTransformer(LoopedSpec(d_in=30, loops=16, timestep="adaln"), seed=0)
+        model = LoopedTransformer(d_in=30, loops=16, timestep="adaln")       # the same
+        logits = model(X);  logits = model(X, loops=32);  model.loops = 32   # loops may change at any time
+
+    seed: of the starting weights. Raises SpecError for sizes and switches that do not fit.
+    """
+
+    def __init__(self, spec: LoopedSpec | None = None, seed: int = 0, **switches: Any) -> None:
+        super().__init__()
+        if (spec is None) == (not switches):
+            raise SpecError("give a LoopedSpec, or its fields by name, and not both")
+        self.spec = spec = spec or LoopedSpec(**switches)
+        self.loops = spec.loops
+        draw = _drawer(torch.Generator().manual_seed(seed), spec.deviation)
+        width = spec.width
+        self.embed = draw(spec.d_in, width, rows=width)
+        if spec.positions == "learned":
+            self.places = draw(spec.tokens, width, rows=width)
+        self.layers = nn.ModuleList(Layer(spec, draw) for _ in range(spec.layers))
+        self.readout = None if spec.tied else draw(width, spec.outputs)
+        self.final_gain = nn.Parameter(torch.zeros(width)) if spec.final_norm else None  # the gain less one
+        # α - 1 of both norms, then γ of both: zeros, so that α starts at one and γ at zero
+        if spec.timestep == "none":
+            gained = spec.norm == "pre" and spec.norm_gain
+            self.gain = nn.Parameter(torch.zeros(spec.layers, 2, width)) if gained else None
+        elif spec.timestep == "adaln":
+            self.clock_in, self.clock_out = draw(width, width, rows=width), draw(width, width, rows=width)
+            self.clock_in_bias, self.clock_out_bias = nn.Parameter(torch.zeros(width)), nn.Parameter(torch.zeros(width))
+            self.modulate = nn.Parameter(torch.zeros(width, spec.layers * 4 * width))
+            self.modulate_bias = nn.Parameter(torch.zeros(spec.layers * 4 * width))
+        else:
+            count = 1 if spec.timestep == "constant" else spec.loops
+            self.modulation = nn.Parameter(torch.zeros(count, spec.layers, 4, width))
+
+    def forward(self, X: Tensor, mask: Mask = None, loops: int | None = None) -> Tensor:
+        """Read-outs (batch, tokens, d_out) after the last loop. mask: more than the spec's causal; loops: this once."""
+        return self.readouts(X, mask, loops, which=())[0]
+
+    def readouts(
+        self,
+        X: Tensor,
+        mask: Mask = None,
+        loops: int | None = None,
+        which: range | tuple[int, ...] | Literal["loss"] = (),
+        scored: Tensor | None = None,
+    ) -> Tensor:
+        """Read-outs after each of the loops in `which` (numbers from 1; always the last too), stacked in front.
+
+        which="loss": those of `spec.loss_over`. scored: bool (batch, tokens): only these places, so (loops named,
+        places, d_out) instead of (loops named, batch, tokens, d_out).
+        """
+        count = self.loops if loops is None else loops
+        if count < 1:
+            raise SpecError(f"loops must be at least 1, got {count}")
+        named = self.spec.loss_loops(count) if which == "loss" else which
+        wanted = sorted({*named, count})
+        if wanted[0] < 1 or wanted[-1] > count:
+            raise SpecError(f"loops are numbered from 1 to {count}, got {wanted}")
+        states = self._loop(X, mask, count, set(wanted))
+        return torch.stack([self._read(state if scored is None else state[scored]) for state in states])
+
+    @torch.no_grad()
+    def trace(self, X: Tensor, mask: Mask = None, loops: int | None = None) -> LoopTrace:
+        """Hidden states and attention of every loop."""
+        count, states, attention = loops or self.loops, [], []
+        embedded, allowed = self._embed(X), self._allowed(X, mask)
+        state = self._start(embedded)
+        states.append(state)
+        raw = self._modulation(count)
+        for t in range(count):
+            seen: list[Tensor] = []
+            state = self._once(state, embedded, self._matrices(raw, t), allowed, seen)
+            states.append(state)
+            attention.append(torch.stack(seen))
+        return LoopTrace(torch.stack(states), torch.stack(attention))
+
+    def compile_readouts(self) -> None:
+        """torch.compile the run and its read-outs; shapes and numbers of loops are compiled as they first occur."""
+        self.readouts = torch.compile(self.readouts)  # type: ignore[method-assign]
+
+    # -- one run ------------------------------------------------------------------------------------------------------
+
+    def _loop(self, X: Tensor, mask: Mask, count: int, keep: set[int]) -> list[Tensor]:
+        """The states after the loops in `keep`, in order."""
+        embedded, allowed, raw = self._embed(X), self._allowed(X, mask), self._modulation(count)
+        shared = None if raw is not None and raw.shape[0] > 1 else self._matrices(raw, 0)
+        state, first, back = self._start(embedded), 0, self.spec.backprop_loops
+        if back is not None and torch.is_grad_enabled():
+            first = max(0, count - back)
+            with torch.no_grad():
+                for t in range(first):
+                    state = self._once(state, embedded, shared or self._matrices(raw, t), allowed)
+
+        def span(state: Tensor, start: int, stop: int) -> list[Tensor]:
+            """Loops start+1 .. stop: the kept states among them, then the last state (again, if it is kept)."""
+            found = []
+            for t in range(start, stop):
+                state = run(state, t)
+                if t + 1 in keep:
+                    found.append(state)
+            return [*found, state]
+
+        def plain(state: Tensor, t: int) -> Tensor:
+            return self._once(state, embedded, shared or self._matrices(raw, t), allowed)
+
+        saving = self.spec.checkpointing if torch.is_grad_enabled() else "none"
+        run: Callable[[Tensor, int], Tensor] = plain
+        if saving != "none":
+
+            def run(state: Tensor, t: int) -> Tensor:
+                after: Tensor = _again(plain, state, t)
+                return after
+
+        step = max(1, math.isqrt(count - first - 1) + 1) if saving == "nested" else count
+        states: list[Tensor] = []
+        for start in range(first, count, step):
+            stop = min(start + step, count)
+            found = _again(span, state, start, stop) if saving == "nested" else span(state, start, stop)
+            states += found[:-1]
+            state = found[-1]
+        return states
+
+    def _once(
+        self, state: Tensor, embedded: Tensor, matrices: list[Matrices], allowed: Tensor | bool, seen: Any = None
+    ) -> Tensor:
+        """One loop. allowed: a bool mask, or True for causal, False for none; seen: a list that gets the attention."""
+        if self.spec.injection == "add":
+            state = state + embedded
+        for layer in matrices:
+            heads = self._normed(state) @ layer.inward
+            if layer.inward_bias is not None:
+                heads = heads + layer.inward_bias
+            state = _add_product(state, self._attend(heads, allowed, seen), layer.outward, layer.outward_bias)
+            hidden = self._normed(state) @ layer.widen
+            if layer.widen_bias is not None:
+                hidden = hidden + layer.widen_bias
+            state = _add_product(state, gelu(hidden), layer.narrow, layer.narrow_bias)
+        return state
+
+    def _attend(self, heads: Tensor, allowed: Tensor | bool, seen: list[Tensor] | None) -> Tensor:
+        query, key, value = heads.unflatten(-1, (3, self.spec.heads, -1)).permute(2, 0, 3, 1, 4)
+        if self.spec.positions == "rotary":
+            query, key = rotate(query), rotate(key)
+        causal = isinstance(allowed, bool) and allowed
+        if seen is not None:
+            shown = resolve_mask("causal", query.shape[-2], query.device) if causal else allowed
+            seen.append(
+                attention_weights(query * query.shape[-1] ** -0.5, key, None if isinstance(shown, bool) else shown)
+            )
+        mixed = scaled_dot_product_attention(
+            query, key, value, attn_mask=None if isinstance(allowed, bool) else allowed, is_causal=causal
+        )
+        out: Tensor = mixed.transpose(1, 2).flatten(2)
+        return out
+
+    # -- its parts ----------------------------------------------------------------------------------------------------
+
+    def _embed(self, X: Tensor) -> Tensor:
+        """Embedding of the input with its positions, (batch, tokens, width)."""
+        spec = self.spec
+        if not torch.compiler.is_compiling():  # ids and shapes are checked once, outside of compiled code
+            X = as_input(X, spec.d_in, self.embed.dtype, self.embed.device)
+        if X.ndim != (3 if X.is_floating_point() else 2):
+            raise SpecError(f"needed ids (batch, tokens) or vectors (batch, tokens, {spec.d_in}), got {tuple(X.shape)}")
+        embedded: Tensor = embed_rows(X, self.embed)
+        tokens = X.shape[1]
+        if spec.positions == "learned":
+            if tokens > spec.tokens:
+                raise SpecError(f"{tokens} tokens need as many positions, this model learned {spec.tokens}")
+            places: Tensor = self.places
+            embedded = embedded + places[:tokens]
+        elif spec.positions == "sinusoidal":
+            scale = self.spec.width**-0.5 if spec.deviation is None else spec.deviation
+            embedded = embedded + scale * sinusoid(torch.arange(tokens, device=X.device), spec.width).to(embedded)
+        return embedded
+
+    def _start(self, embedded: Tensor) -> Tensor:
+        return torch.zeros_like(embedded) if self.spec.injection == "add" else embedded
+
+    def _allowed(self, X: Tensor, mask: Mask) -> Tensor | bool:
+        if isinstance(mask, Tensor):
+            allowed = resolve_mask(mask, X.shape[1], X.device)
+            assert allowed is not None
+            allowed = allowed.clone()  # the caller's own otherwise
+            if self.spec.causal:
+                allowed &= torch.ones_like(allowed).tril()
+            return allowed
+        if mask not in (None, "causal"):
+            raise SpecError(f"mask must be None, 'causal' or a bool tensor, got {mask!r}")
+        return self.spec.causal or mask == "causal"
+
+    def _modulation(self, count: int) -> Tensor | None:
+        """α1 - 1, α2 - 1, γ1, γ2 of loops 1 .. count, (count or 1, layers, 4, width); None without a timestep."""
+        spec = self.spec
+        if spec.timestep == "none":
+            return None
+        if spec.timestep == "adaln":
+            clock = sinusoid(torch.arange(1, count + 1, device=self.embed.device), spec.width).to(self.embed)
+            encoded = silu(clock @ self.clock_in + self.clock_in_bias) @ self.clock_out + self.clock_out_bias
+            raw = silu(encoded) @ self.modulate + self.modulate_bias
+            return raw.view(count, spec.layers, 4, spec.width)
+        if spec.timestep == "free" and count > spec.loops:
+            raise SpecError(f"timestep 'free' has parameters for {spec.loops} loops, got {count}; 'adaln' goes further")
+        return self.modulation
+
+    def _matrices(self, raw: Tensor | None, t: int) -> list[Matrices]:
+        """The matrices of loop t (from 0)."""
+        found = []
+        for number, layer in enumerate(self.layers):
+            alpha = gamma = None
+            if raw is not None:
+                now = raw[min(t, raw.shape[0] - 1), number]  # one clock for all loops: "constant"
+                alpha, gamma = 1 + now[:2], now[2:]
+            elif self.gain is not None:
+                alpha = 1 + self.gain[number]
+            found.append(layer.matrices(alpha, gamma))  # type: ignore[operator]
+        return found
+
+    def _normed(self, x: Tensor) -> Tensor:
+        return normalise(x) if self.spec.norm == "pre" else x
+
+    def _read(self, state: Tensor) -> Tensor:
+        if self.final_gain is not None:
+            state = normalise(state) * (1 + self.final_gain)
+        return state @ (self.embed.mT if self.readout is None else self.readout)
+
+
+class _Normalise(torch.autograd.Function):
+    """x / rms(x); keeps its output, which the next product keeps anyway, and one number a token."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        scale = (x.square().mean(-1, keepdim=True) + EPSILON).rsqrt()
+        y = x * scale
+        ctx.save_for_backward(y, scale)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        (y, scale), (gradient,) = ctx.saved_tensors, gradients
+        back: Tensor = scale * (gradient - y * (gradient * y).mean(-1, keepdim=True))
+        return back
+
+
+def normalise(x: Tensor) -> Tensor:
+    """RMSNorm without a gain over the last axis."""
+    y: Tensor = _Normalise.apply(x)  # type: ignore[no-untyped-call]
+    return y
+
+
+def sinusoid(steps: Tensor, width: int) -> Tensor:
+    """PE(t) of section 4.2: channels 2i and 2i + 1 are sin and cos of t / 10000^(2i / width); (len, width) float64."""
+    rate = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64, device=steps.device) / width)
+    angle = steps.to(torch.float64)[:, None] * rate
+    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2)
+
+
+def _add_product(state: Tensor, x: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
+    """state + x matrix + bias; in one product, unless autocast would round the state with it."""
+    if torch.is_autocast_enabled(state.device.type):
+        state = state + x @ matrix
+    else:
+        state = torch.addmm(state.flatten(0, 1), x.flatten(0, 1), matrix).view_as(state)
+    return state if bias is None else state + bias
+
+
+def _again(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Run `function`, keep its arguments only, and run it again when the backward pass needs its inside."""
+    return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
+
+
+def _drawer(generator: torch.Generator, deviation: float | None) -> Callable[..., nn.Parameter]:
+    """draw(rows, columns): normal with the deviation given, or 1/sqrt(rows)."""
+
+    def draw(height: int, columns: int, scale: float = 1.0, rows: int | None = None) -> nn.Parameter:
+        spread = (rows or height) ** -0.5 if deviation is None else deviation
+        return nn.Parameter(torch.randn(height, columns, generator=generator) * (scale * spread))
+
+    return draw

@@ -1,0 +1,120 @@
+"""A training set of a fixed size, drawn once from a task; what is held out shares no sequence with it."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fixedformer.errors import SpecError
+from fixedformer.tasks.task import Array, Examples, Ids, Task
+
+TRIES = 20
+
+
+@dataclass(frozen=True, eq=False)
+class FiniteSet:
+    """`size` different sequences of `task`, drawn with `seed`; `sample` draws rows with replacement.
+
+    Raises SpecError where the task does not have so many different sequences.
+    """
+
+    task: Task
+    size: int
+    seed: int
+    examples: Examples = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise SpecError(f"a training set needs at least one sequence, got {self.size}")
+        generator, parts, seen, found = np.random.default_rng([self.seed, 7]), [], set[bytes](), 0
+        for _ in range(TRIES):
+            drawn = self.task.sample(self.size - found, generator)
+            new = [row for row, key in enumerate(_keys(drawn.inputs)) if not (key in seen or seen.add(key))]  # type: ignore[func-returns-value]
+            parts.append(_rows(drawn, np.array(new, dtype=np.int64)))
+            found += len(new)
+            if found == self.size:
+                break
+        else:
+            raise SpecError(
+                f"{self.task.name} gave {found} different sequences, {self.size} were asked for; ask for fewer"
+            )
+        whole = Examples(
+            *(np.concatenate([getattr(part, name) for part in parts]) for name in ("inputs", "labels", "scored"))
+        )
+        object.__setattr__(self, "examples", whole)
+        object.__setattr__(self, "_seen", seen)
+
+    @property
+    def name(self) -> str:
+        return self.task.name
+
+    @property
+    def vocabulary(self) -> tuple[str, ...]:
+        return self.task.vocabulary
+
+    @property
+    def tokens(self) -> int:
+        return self.task.tokens
+
+    def sample(self, count: int, generator: np.random.Generator) -> Examples:
+        return _rows(self.examples, generator.integers(0, self.size, count))
+
+    def solve(self, inputs: list[int]) -> list[int]:
+        return self.task.solve(inputs)
+
+    def trivial_rules(self, examples: Examples) -> dict[str, float]:
+        return self.task.trivial_rules(examples)
+
+    def measures(self, examples: Examples, predictions: Array) -> dict[str, float]:
+        told: dict[str, float] = self.task.measures(examples, predictions) if hasattr(self.task, "measures") else {}
+        return told
+
+    def knows(self, inputs: Array) -> list[bool]:
+        """Which of these sequences are in the training set."""
+        seen: set[bytes] = self._seen  # type: ignore[attr-defined]
+        return [key in seen for key in _keys(inputs)]
+
+
+@dataclass(frozen=True, eq=False)
+class HeldOut:
+    """Fresh sequences of a training set's task, less those that are in the set."""
+
+    train: FiniteSet
+
+    @property
+    def name(self) -> str:
+        return self.train.name
+
+    @property
+    def vocabulary(self) -> tuple[str, ...]:
+        return self.train.vocabulary
+
+    @property
+    def tokens(self) -> int:
+        return self.train.tokens
+
+    def sample(self, count: int, generator: np.random.Generator) -> Examples:
+        for _ in range(TRIES):
+            drawn = self.train.task.sample(2 * count, generator)
+            fresh = np.flatnonzero(~np.array(self.train.knows(drawn.inputs)))
+            if len(fresh) >= count:
+                return _rows(drawn, fresh[:count])
+        raise SpecError(f"{count} sequences of {self.name} outside of the training set were not found; make it smaller")
+
+    def solve(self, inputs: list[int]) -> list[int]:
+        return self.train.solve(inputs)
+
+    def trivial_rules(self, examples: Examples) -> dict[str, float]:
+        return self.train.trivial_rules(examples)
+
+    def measures(self, examples: Examples, predictions: Array) -> dict[str, float]:
+        return self.train.measures(examples, predictions)
+
+
+def _keys(inputs: Array) -> list[bytes]:
+    """One hashable value a sequence."""
+    small = inputs.astype(np.int32) if inputs.dtype.kind == "i" else inputs
+    return [row.tobytes() for row in small]
+
+
+def _rows(examples: Examples, rows: Ids) -> Examples:
+    return Examples(examples.inputs[rows], examples.labels[rows], examples.scored[rows])
