@@ -78,13 +78,17 @@ def _step_cost(recipe: Recipe | LoopedRecipe, name: str, device: str) -> tuple[f
     return seconds, fixed + 5 * sum(p.nbytes for p in model.parameters()), activations
 
 
-def runs(rows: list[Row], folder: Path, device: str = "cpu", look_only: bool = False) -> Iterator[tuple[Row, Run]]:
+def runs(
+    rows: list[Row], folder: Path, device: str = "cpu", look_only: bool = False, seed: int | None = None
+) -> Iterator[tuple[Row, Run]]:
     """Every run of the rows, in order; finished ones train nothing when they are gone through again.
 
-    look_only: only runs that have a folder already, so that looking makes none.
+    look_only: only runs that have a folder already, so that looking makes none. seed: only runs of this seed.
     """
     for row in rows:
         for recipe in row.recipes:
+            if seed is not None and recipe.seed != seed:
+                continue
             place = folder / "runs" / row.name / f"seed-{recipe.seed}"
             if place.exists() or not look_only:
                 yield row, Run(recipe, place, device)

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -28,8 +29,9 @@ from fixedformer.files import save_target
 from fixedformer.loop.looped_files import save_looped
 from fixedformer.loop.transformer import LoopedTransformer
 from fixedformer.target import Card
+from fixedformer.tasks.finite import FiniteSet
 from fixedformer.tasks.task import Measured, Task
-from fixedformer.training.fit import Record, Schedule, Trainer
+from fixedformer.training.fit import TEST, Record, Schedule, Trainer
 from fixedformer.training.full import TrainableTarget
 
 LOG_EVERY = 25
@@ -85,7 +87,8 @@ class Run:
     ) -> None:
         self.recipe, self.folder, self.device = recipe, folder, device
         self.checkpoint_seconds = checkpoint_seconds
-        self.test_count = int(test_count or getattr(recipe, "test_count", 10_000))
+        usual: int = getattr(recipe, "test_count", 10_000)
+        self.test_count = test_count or usual
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(recipe.as_dict(), indent=2)
         path = folder / "recipe.json"
@@ -168,6 +171,7 @@ class Run:
             save_program(model.to_program(card), self.folder / "program.safetensors")
         result = {
             "accuracy": found.accuracy,
+            "train_accuracy": _seen(trainer, self.test_count),
             "loss": found.loss,
             "measures": measures,
             "tested_on": self.test_count,
@@ -190,6 +194,13 @@ def read_back(recipe: AnyRecipe) -> Recipe | LoopedRecipe:
     """The recipe as it comes back from JSON, where tuples are lists."""
     body = json.loads(json.dumps(recipe.as_dict()))
     return LoopedRecipe.from_dict(body) if body.get("kind") == "looped" else Recipe.from_dict(body)
+
+
+def _seen(trainer: Trainer, count: int) -> float | None:
+    """Accuracy on sequences of the training set, where there is a finite one."""
+    if not isinstance(trainer.task, FiniteSet):
+        return None
+    return trainer.accuracy(trainer.task.sample(count, np.random.default_rng([trainer.seed, TEST, 2])))
 
 
 def _step(line: str) -> int:

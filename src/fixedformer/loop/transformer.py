@@ -143,14 +143,14 @@ class LoopedTransformer(nn.Module):
         wanted = sorted({*named, count})
         if wanted[0] < 1 or wanted[-1] > count:
             raise SpecError(f"loops are numbered from 1 to {count}, got {wanted}")
-        states = self._loop(X, mask, count, set(wanted))
-        return torch.stack([self._read(state if scored is None else state[scored]) for state in states])
+        states = self._loop(self.embedded(X), self._allowed(X, mask), count, set(wanted))
+        return torch.stack([self.read(state if scored is None else state[scored]) for state in states])
 
     @torch.no_grad()
     def trace(self, X: Tensor, mask: Mask = None, loops: int | None = None) -> LoopTrace:
         """Hidden states and attention of every loop."""
         count, states, attention = loops or self.loops, [], []
-        embedded, allowed = self._embed(X), self._allowed(X, mask)
+        embedded, allowed = self.embedded(X), self._allowed(X, mask)
         state = self._start(embedded)
         states.append(state)
         raw = self._modulation(count)
@@ -161,15 +161,26 @@ class LoopedTransformer(nn.Module):
             attention.append(torch.stack(seen))
         return LoopTrace(torch.stack(states), torch.stack(attention))
 
+    def states(self, X: Tensor, mask: Mask = None, loops: int | None = None) -> Tensor:
+        """States before the first loop and after each, (loops + 1, batch, tokens, width)."""
+        count, embedded = loops or self.loops, self.embedded(X)
+        found = self._loop(embedded, self._allowed(X, mask), count, set(range(1, count + 1)))
+        return torch.stack([self._start(embedded), *found])
+
+    def final_state(self, embedded: Tensor, mask: Mask = None, loops: int | None = None) -> Tensor:
+        """The state (batch, tokens, width) after the last loop, of an input given as its embedding (`embedded`)."""
+        count = loops or self.loops
+        return self._loop(embedded, self._allowed(embedded, mask), count, {count})[0]
+
     def compile_readouts(self) -> None:
         """torch.compile the run and its read-outs; shapes and numbers of loops are compiled as they first occur."""
         self.readouts = torch.compile(self.readouts)  # type: ignore[method-assign]
 
     # -- one run ------------------------------------------------------------------------------------------------------
 
-    def _loop(self, X: Tensor, mask: Mask, count: int, keep: set[int]) -> list[Tensor]:
+    def _loop(self, embedded: Tensor, allowed: Tensor | bool, count: int, keep: set[int]) -> list[Tensor]:
         """The states after the loops in `keep`, in order."""
-        embedded, allowed, raw = self._embed(X), self._allowed(X, mask), self._modulation(count)
+        raw = self._modulation(count)
         shared = None if raw is not None and raw.shape[0] > 1 else self._matrices(raw, 0)
         state, first, back = self._start(embedded), 0, self.spec.backprop_loops
         if back is not None and torch.is_grad_enabled():
@@ -242,7 +253,7 @@ class LoopedTransformer(nn.Module):
 
     # -- its parts ----------------------------------------------------------------------------------------------------
 
-    def _embed(self, X: Tensor) -> Tensor:
+    def embedded(self, X: Tensor) -> Tensor:
         """Embedding of the input with its positions, (batch, tokens, width)."""
         spec = self.spec
         if not torch.compiler.is_compiling():  # ids and shapes are checked once, outside of compiled code
@@ -306,7 +317,8 @@ class LoopedTransformer(nn.Module):
     def _normed(self, x: Tensor) -> Tensor:
         return normalise(x) if self.spec.norm == "pre" else x
 
-    def _read(self, state: Tensor) -> Tensor:
+    def read(self, state: Tensor) -> Tensor:
+        """Read-outs (..., d_out) of states (..., width)."""
         if self.final_gain is not None:
             state = normalise(state) * (1 + self.final_gain)
         return state @ (self.embed.mT if self.readout is None else self.readout)
