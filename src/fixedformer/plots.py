@@ -1,7 +1,7 @@
 """Records -> figures, as PNG bytes. matplotlib is imported when a figure is drawn, and no display is needed."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -117,7 +117,7 @@ def train_against_test(table: list[dict[str, str]]) -> bytes:
     return _png(figure)
 
 
-def loops_picture(curves: dict[str, tuple[Sequence[int], Sequence[float]]], trained: int, title: str) -> bytes:
+def loops_picture(curves: Mapping[str, tuple[Sequence[int], Sequence[float]]], trained: int, title: str) -> bytes:
     """Named curves over the number of loops (1, 2, ..); a line marks the number that was trained with."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator

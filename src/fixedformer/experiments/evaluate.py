@@ -92,12 +92,10 @@ def _states(model: LoopedTransformer, examples: Examples, loops: int | None) -> 
 def _linear(states: Tensor, labels: Tensor, others: Tensor, truth: Tensor) -> float:
     """Ridge regression from states (places, width) and a constant, judged on other states."""
     values = labels.is_floating_point()
-    targets = (
-        labels[:, None].double() if values else torch.nn.functional.one_hot(labels, int(labels.max()) + 1).double()
-    )
+    targets = labels[:, None] if values else torch.nn.functional.one_hot(labels, int(labels.max()) + 1)
     X = torch.cat([states.double(), torch.ones(len(states), 1, dtype=torch.float64)], 1)
     weight = RIDGE * X.square().mean() * len(X) * torch.eye(X.shape[1], dtype=torch.float64)
-    solution = torch.linalg.solve(X.mT @ X + weight, X.mT @ targets)
+    solution = torch.linalg.solve(X.mT @ X + weight, X.mT @ targets.double())
     told = torch.cat([others.double(), torch.ones(len(others), 1, dtype=torch.float64)], 1) @ solution
     return _share(told, truth)
 

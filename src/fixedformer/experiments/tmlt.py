@@ -115,7 +115,7 @@ def _small(task: str, options: dict[str, Any], steps: int, **switches: Any) -> L
     return LoopedRecipe(task, options, {**SMALL_SWITCHES, **switches}, None, 0, schedule)
 
 
-FEW, MORE = 4, 12
+FEW, MORE = 2, 8
 SMALL_PLAN: list[tuple[int, int, str]] = [
     (4, 0, PLAIN), (1, FEW, PLAIN), (1, MORE, PLAIN), (1, MORE, CLOCKED), (1, MORE, GATED), (1, FEW, CLOCKED),
 ]  # fmt: skip
@@ -127,8 +127,8 @@ def _table_2_small(data: Path | None) -> list[Row]:
     sudoku: dict[str, Any] = {"path": str(data)} if data is not None else {"clues": 50, "pool": 100}
     made = []
     for name, base, plan in [
-        ("edit-distance-6", _small("edit-distance", {"length": 6, "letters": 4}, 4000), SMALL_PLAN),
-        ("lcs-10", _small("lcs", {"length": 10}, 4000), SMALL_PLAN),
+        ("edit-distance-6", _small("edit-distance", {"length": 6, "letters": 3}, 6000), SMALL_PLAN),
+        ("lcs-8", _small("lcs", {"length": 8}, 5000), SMALL_PLAN),
         ("countdown", _small("countdown", {"numbers": 20, "high": 40, "largest": 60}, 1500), SMALL_PLAN[:4]),
         ("sudoku", _small("sudoku", sudoku, 1000, loss_over="all"), SMALL_PLAN[:4]),
     ]:
@@ -188,7 +188,7 @@ def _figure_5(scale: Scale) -> list[Row]:
     """Train against test accuracy of runs on edit distance: finite training sets, with and without timesteps."""
     if scale == "paper":
         return [row for row in _table_2_paper(None) if row.task == "edit-distance-60"]
-    base = replace(_small("edit-distance", {"length": 6, "letters": 4}, 1500), train_size=20_000)
+    base = replace(_small("edit-distance", {"length": 6, "letters": 3}, 1500), train_size=20_000)
     plan = [(1, loops, timestep) for loops in (2, 4, 8) for timestep in (PLAIN, CLOCKED)]
     return cells("edit-distance-6", base, plan, [None] * len(plan))
 
