@@ -32,7 +32,7 @@ class LoopedSpec:
     loss_over: which loops' read-outs enter the loss (their mean): "last", "all", or the last so many.
     backprop_loops: gradients run through so many last loops only; None: through all.
     checkpointing: what is kept for the backward pass: "none": everything; "loop": the state before each loop; "nested":
-        about 2 sqrt(loops) states.
+        about 2 sqrt(loops) states up to 16 loops, 3 cbrt(loops) beyond.
     tied: the read-out is the embedding transposed. biases: of the four matrices of a layer.
     deviation: of the starting weights; None: 1/sqrt(rows). Residual outputs are divided by sqrt(2 * layers).
     """

@@ -6,8 +6,8 @@ Section 4.2 of Xu and Sato (arXiv 2410.01405), as one module with every choice o
 
 How it is made cheap: α and γ are folded into the matrices they stand beside (a scaled d x 3d matrix instead of a scaled
 batch x tokens x d state), all clocks are computed at once, residual sums happen inside the matrix products, the norm
-keeps its output only, and read-outs are computed at scored places only. tests/loop/looped_reference.py is the
-definition, written out.
+keeps its output only, and read-outs, and all of the last loop behind its attention, are computed at scored places only.
+tests/loop/looped_reference.py is the definition, written out.
 """
 
 import math
@@ -22,9 +22,8 @@ from torch.utils.checkpoint import checkpoint
 from fixedformer.attention import Mask, attention_weights, resolve_mask, rotate
 from fixedformer.errors import SpecError
 from fixedformer.inputs import as_input, embed_rows
+from fixedformer.loop.looped_parts import Layer, Matrices, add_product, drawer, normalise, select, sinusoid, turned
 from fixedformer.loop.looped_spec import LoopedSpec
-
-EPSILON = 1e-6  # added to the mean square
 
 
 class LoopTrace(NamedTuple):
@@ -35,51 +34,14 @@ class LoopTrace(NamedTuple):
     attention: Tensor
 
 
-class Matrices(NamedTuple):
-    """A layer's matrices as a loop uses them, α and γ folded in; biases may be None."""
+class _Given(NamedTuple):
+    """What every loop of a run is given: the embedding, who may look at whom (a bool mask; True: causal; False: all),
+    the cosines and sines of rotary positions, and the rows of (batch * tokens) that the last state is wanted at."""
 
-    inward: Tensor
-    inward_bias: Tensor | None
-    outward: Tensor
-    outward_bias: Tensor | None
-    widen: Tensor
-    widen_bias: Tensor | None
-    narrow: Tensor
-    narrow_bias: Tensor | None
-
-
-class Layer(nn.Module):
-    """The parameters of one layer: queries, keys and values (width, 3 width), output, and the MLP's two matrices."""
-
-    inward_bias: nn.Parameter | None
-    outward_bias: nn.Parameter | None
-    widen_bias: nn.Parameter | None
-    narrow_bias: nn.Parameter | None
-
-    def __init__(self, spec: LoopedSpec, draw: Callable[..., nn.Parameter]) -> None:
-        super().__init__()
-        width, hidden, residual = spec.width, spec.hidden, (2 * spec.layers) ** -0.5
-        self.inward, self.outward = draw(width, 3 * width), draw(width, width, scale=residual)
-        self.widen, self.narrow = draw(width, hidden), draw(hidden, width, scale=residual)
-        sizes = {"inward": 3 * width, "outward": width, "widen": hidden, "narrow": width}
-        for name, size in sizes.items():
-            self.register_parameter(f"{name}_bias", nn.Parameter(torch.zeros(size)) if spec.biases else None)
-
-    def matrices(self, alpha: Tensor | None, gamma: Tensor | None) -> Matrices:
-        """alpha, gamma (2, width): gains on the way in and gates on the way out, of attention and of the MLP."""
-        inward: Tensor = self.inward
-        widen: Tensor = self.widen
-        outward: Tensor = self.outward
-        narrow: Tensor = self.narrow
-        out_bias: Tensor | None = self.outward_bias
-        narrow_bias: Tensor | None = self.narrow_bias
-        if alpha is not None:
-            inward, widen = alpha[0][:, None] * inward, alpha[1][:, None] * widen
-        if gamma is not None:
-            outward, narrow = outward * gamma[0], narrow * gamma[1]
-            if out_bias is not None and narrow_bias is not None:
-                out_bias, narrow_bias = out_bias * gamma[0], narrow_bias * gamma[1]
-        return Matrices(inward, self.inward_bias, outward, out_bias, widen, self.widen_bias, narrow, narrow_bias)
+    embedded: Tensor
+    allowed: Tensor | bool
+    turn: tuple[Tensor, Tensor] | None
+    rows: Tensor | None
 
 
 class LoopedTransformer(nn.Module):
@@ -98,7 +60,7 @@ class LoopedTransformer(nn.Module):
             raise SpecError("give a LoopedSpec, or its fields by name, and not both")
         self.spec = spec = spec or LoopedSpec(**switches)
         self.loops = spec.loops
-        draw = _drawer(torch.Generator().manual_seed(seed), spec.deviation)
+        draw = drawer(torch.Generator().manual_seed(seed), spec.deviation)
         width = spec.width
         self.embed = draw(spec.d_in, width, rows=width)
         if spec.positions == "learned":
@@ -143,20 +105,22 @@ class LoopedTransformer(nn.Module):
         wanted = sorted({*named, count})
         if wanted[0] < 1 or wanted[-1] > count:
             raise SpecError(f"loops are numbered from 1 to {count}, got {wanted}")
-        states = self._loop(self.embedded(X), self._allowed(X, mask), count, set(wanted))
-        return torch.stack([self.read(state if scored is None else state[scored]) for state in states])
+        rows = None if scored is None else scored.flatten().nonzero()[:, 0]
+        states = self._loop(self._given(self.embedded(X), X, mask, rows), count, set(wanted))
+        if rows is not None:  # the last state holds these rows only already
+            states = [*(select(state, rows) for state in states[:-1]), states[-1]]
+        return torch.stack([self.read(state) for state in states])
 
     @torch.no_grad()
     def trace(self, X: Tensor, mask: Mask = None, loops: int | None = None) -> LoopTrace:
         """Hidden states and attention of every loop."""
         count, states, attention = loops or self.loops, [], []
-        embedded, allowed = self.embedded(X), self._allowed(X, mask)
-        state = self._start(embedded)
+        given = self._given(self.embedded(X), X, mask)
+        state, raw = self._start(given.embedded), self._modulation(count)
         states.append(state)
-        raw = self._modulation(count)
         for t in range(count):
             seen: list[Tensor] = []
-            state = self._once(state, embedded, self._matrices(raw, t), allowed, seen)
+            state = self._once(state, given, self._matrices(raw, t), seen=seen)
             states.append(state)
             attention.append(torch.stack(seen))
         return LoopTrace(torch.stack(states), torch.stack(attention))
@@ -164,13 +128,13 @@ class LoopedTransformer(nn.Module):
     def states(self, X: Tensor, mask: Mask = None, loops: int | None = None) -> Tensor:
         """States before the first loop and after each, (loops + 1, batch, tokens, width)."""
         count, embedded = loops or self.loops, self.embedded(X)
-        found = self._loop(embedded, self._allowed(X, mask), count, set(range(1, count + 1)))
+        found = self._loop(self._given(embedded, X, mask), count, set(range(1, count + 1)))
         return torch.stack([self._start(embedded), *found])
 
     def final_state(self, embedded: Tensor, mask: Mask = None, loops: int | None = None) -> Tensor:
         """The state (batch, tokens, width) after the last loop, of an input given as its embedding (`embedded`)."""
         count = loops or self.loops
-        return self._loop(embedded, self._allowed(embedded, mask), count, {count})[0]
+        return self._loop(self._given(embedded, embedded, mask), count, {count})[0]
 
     def compile_readouts(self) -> None:
         """torch.compile the run and its read-outs; shapes and numbers of loops are compiled as they first occur."""
@@ -178,67 +142,65 @@ class LoopedTransformer(nn.Module):
 
     # -- one run ------------------------------------------------------------------------------------------------------
 
-    def _loop(self, embedded: Tensor, allowed: Tensor | bool, count: int, keep: set[int]) -> list[Tensor]:
-        """The states after the loops in `keep`, in order."""
+    def _loop(self, given: _Given, count: int, keep: set[int]) -> list[Tensor]:
+        """The states after the loops in `keep`, in order; the last at `given.rows` only, where they are named."""
         raw = self._modulation(count)
         shared = None if raw is not None and raw.shape[0] > 1 else self._matrices(raw, 0)
-        state, first, back = self._start(embedded), 0, self.spec.backprop_loops
+
+        def once(state: Tensor, t: int) -> Tensor:
+            return self._once(state, given, shared or self._matrices(raw, t), last=t == count - 1)
+
+        def stretch(state: Tensor, start: int, stop: int, levels: int) -> list[Tensor]:
+            """Loops start+1 .. stop: the kept states among them, then the last state (again, if it is kept).
+
+            levels: 0 keeps everything for the backward pass, 1 the state before each loop, more: the state before each
+            of n^(1/levels) parts, each of which is run again when its turn comes, and kept with one level less.
+            """
+            found: list[Tensor] = []
+            if levels < 2:
+                for t in range(start, stop):
+                    state = _again(once, state, t) if levels else once(state, t)
+                    found += [state] if t + 1 in keep else []
+                return [*found, state]
+            size = math.ceil((stop - start) ** ((levels - 1) / levels) - 1e-9)
+            for part in range(start, stop, size):
+                *kept, state = _again(stretch, state, part, min(part + size, stop), levels - 1)
+                found += kept
+            return [*found, state]
+
+        state, first, states, back = self._start(given.embedded), 0, [], self.spec.backprop_loops
         if back is not None and torch.is_grad_enabled():
             first = max(0, count - back)
             with torch.no_grad():
-                for t in range(first):
-                    state = self._once(state, embedded, shared or self._matrices(raw, t), allowed)
-
-        def span(state: Tensor, start: int, stop: int) -> list[Tensor]:
-            """Loops start+1 .. stop: the kept states among them, then the last state (again, if it is kept)."""
-            found = []
-            for t in range(start, stop):
-                state = run(state, t)
-                if t + 1 in keep:
-                    found.append(state)
-            return [*found, state]
-
-        def plain(state: Tensor, t: int) -> Tensor:
-            return self._once(state, embedded, shared or self._matrices(raw, t), allowed)
-
-        saving = self.spec.checkpointing if torch.is_grad_enabled() else "none"
-        run: Callable[[Tensor, int], Tensor] = plain
-        if saving != "none":
-
-            def run(state: Tensor, t: int) -> Tensor:
-                after: Tensor = _again(plain, state, t)
-                return after
-
-        step = max(1, math.isqrt(count - first - 1) + 1) if saving == "nested" else count
-        states: list[Tensor] = []
-        for start in range(first, count, step):
-            stop = min(start + step, count)
-            found = _again(span, state, start, stop) if saving == "nested" else span(state, start, stop)
-            states += found[:-1]
-            state = found[-1]
-        return states
+                *states, state = stretch(state, 0, first, 0)
+        levels = {"none": 0, "loop": 1, "nested": 2 if count - first <= 16 else 3}[self.spec.checkpointing]
+        return states + stretch(state, first, count, levels if torch.is_grad_enabled() else 0)[:-1]
 
     def _once(
-        self, state: Tensor, embedded: Tensor, matrices: list[Matrices], allowed: Tensor | bool, seen: Any = None
+        self, state: Tensor, given: _Given, matrices: list[Matrices], last: bool = False, seen: Any = None
     ) -> Tensor:
-        """One loop. allowed: a bool mask, or True for causal, False for none; seen: a list that gets the attention."""
+        """One loop. last: go on with `given.rows` only once attention is done; seen: a list that gets the attention."""
         if self.spec.injection == "add":
-            state = state + embedded
-        for layer in matrices:
+            state = state + given.embedded
+        for number, layer in enumerate(matrices, 1):
             heads = self._normed(state) @ layer.inward
             if layer.inward_bias is not None:
                 heads = heads + layer.inward_bias
-            state = _add_product(state, self._attend(heads, allowed, seen), layer.outward, layer.outward_bias)
+            mixed = self._attend(heads, given, seen)
+            if last and given.rows is not None and number == len(matrices):
+                state, mixed = select(state, given.rows), select(mixed, given.rows)
+            state = add_product(state, mixed, layer.outward, layer.outward_bias)
             hidden = self._normed(state) @ layer.widen
             if layer.widen_bias is not None:
                 hidden = hidden + layer.widen_bias
-            state = _add_product(state, gelu(hidden), layer.narrow, layer.narrow_bias)
+            state = add_product(state, gelu(hidden), layer.narrow, layer.narrow_bias)
         return state
 
-    def _attend(self, heads: Tensor, allowed: Tensor | bool, seen: list[Tensor] | None) -> Tensor:
+    def _attend(self, heads: Tensor, given: _Given, seen: list[Tensor] | None) -> Tensor:
         query, key, value = heads.unflatten(-1, (3, self.spec.heads, -1)).permute(2, 0, 3, 1, 4)
-        if self.spec.positions == "rotary":
-            query, key = rotate(query), rotate(key)
+        if given.turn is not None:
+            query, key = turned(query, *given.turn), turned(key, *given.turn)
+        allowed = given.allowed
         causal = isinstance(allowed, bool) and allowed
         if seen is not None:
             shown = resolve_mask("causal", query.shape[-2], query.device) if causal else allowed
@@ -274,6 +236,16 @@ class LoopedTransformer(nn.Module):
 
     def _start(self, embedded: Tensor) -> Tensor:
         return torch.zeros_like(embedded) if self.spec.injection == "add" else embedded
+
+    def _given(self, embedded: Tensor, X: Tensor, mask: Mask, rows: Tensor | None = None) -> _Given:
+        turn = None
+        if self.spec.positions == "rotary":
+            ones = torch.ones(X.shape[1], self.spec.width // self.spec.heads, dtype=torch.float64, device=X.device)
+            # rotate (1, .., 1, 0, .., 0) and read cos and sin off its halves
+            ones[:, ones.shape[1] // 2 :] = 0
+            cos, sin = rotate(ones).to(embedded.dtype).chunk(2, -1)
+            turn = (cos, sin)
+        return _Given(embedded, self._allowed(X, mask), turn, rows)
 
     def _allowed(self, X: Tensor, mask: Mask) -> Tensor | bool:
         if isinstance(mask, Tensor):
@@ -324,55 +296,6 @@ class LoopedTransformer(nn.Module):
         return state @ (self.embed.mT if self.readout is None else self.readout)
 
 
-class _Normalise(torch.autograd.Function):
-    """x / rms(x); keeps its output, which the next product keeps anyway, and one number a token."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        scale = (x.square().mean(-1, keepdim=True) + EPSILON).rsqrt()
-        y = x * scale
-        ctx.save_for_backward(y, scale)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        (y, scale), (gradient,) = ctx.saved_tensors, gradients
-        back: Tensor = scale * (gradient - y * (gradient * y).mean(-1, keepdim=True))
-        return back
-
-
-def normalise(x: Tensor) -> Tensor:
-    """RMSNorm without a gain over the last axis."""
-    y: Tensor = _Normalise.apply(x)  # type: ignore[no-untyped-call]
-    return y
-
-
-def sinusoid(steps: Tensor, width: int) -> Tensor:
-    """PE(t) of section 4.2: channels 2i and 2i + 1 are sin and cos of t / 10000^(2i / width); (len, width) float64."""
-    rate = 10000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64, device=steps.device) / width)
-    angle = steps.to(torch.float64)[:, None] * rate
-    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(-2)
-
-
-def _add_product(state: Tensor, x: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
-    """state + x matrix + bias; in one product, unless autocast would round the state with it."""
-    if torch.is_autocast_enabled(state.device.type):
-        state = state + x @ matrix
-    else:
-        state = torch.addmm(state.flatten(0, 1), x.flatten(0, 1), matrix).view_as(state)
-    return state if bias is None else state + bias
-
-
 def _again(function: Callable[..., Any], *arguments: Any) -> Any:
     """Run `function`, keep its arguments only, and run it again when the backward pass needs its inside."""
     return checkpoint(function, *arguments, use_reentrant=False, preserve_rng_state=False)
-
-
-def _drawer(generator: torch.Generator, deviation: float | None) -> Callable[..., nn.Parameter]:
-    """draw(rows, columns): normal with the deviation given, or 1/sqrt(rows)."""
-
-    def draw(height: int, columns: int, scale: float = 1.0, rows: int | None = None) -> nn.Parameter:
-        spread = (rows or height) ** -0.5 if deviation is None else deviation
-        return nn.Parameter(torch.randn(height, columns, generator=generator) * (scale * spread))
-
-    return draw
