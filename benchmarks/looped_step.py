@@ -5,13 +5,13 @@
 float32, forward + loss + backward + clipping at norm 1 + AdamW, same sizes, same threads, one process, taking turns;
 medians, of ratios too. `plain` is what the paper's public code does, written anew: one Linear for queries, keys and
 values, fused attention, RMSNorm without gains, GELU, tied read-out at every place, cross-entropy that ignores places
-without a label; with timesteps an embedding and a modulation made anew in every loop, for every sequence, applied to the
-state. --compile: both under torch.compile too.
-x-transformers: one layer, tied over the depth, fused attention, RMSNorm; it has no timestep modulation, and stands beside
-the model without. It is skipped where it is not installed (the extra `benchmark`).
+without a label; with timesteps an embedding and a modulation made anew in every loop, for every sequence, applied to
+the state. --compile: both under torch.compile too. x-transformers: one layer, tied over the depth, fused attention,
+RMSNorm; it has no timestep modulation, and stands beside the model without. It is skipped where it is not installed (the
+extra `benchmark`). products_ms: the matrix products of ours alone, which no implementation can leave out.
 
-saved_bytes: what is alive at the peak of forward and backward beyond parameters and gradients, seen by every tensor that
-an operation returns (temporaries are in it too). --memory: that, from 8 to 64 loops, by kind of checkpointing.
+saved_bytes: what is alive at the peak of forward and backward beyond parameters and gradients, seen by every tensor
+that an operation returns (temporaries are in it too). --memory: that, from 8 to 64 loops, by kind of checkpointing.
 """
 
 import argparse
@@ -205,6 +205,27 @@ def saved_bytes(model: LoopedTransformer, X: Tensor, labels: Tensor) -> int:
     return alive.peak - sum(p.grad.nbytes for p in model.parameters() if p.grad is not None)
 
 
+def products(size: Size) -> float:
+    """Milliseconds of a step's twelve matrix products a loop, the best of five: a floor for every implementation.
+
+    The last loop counts at scored places only behind its attention, as ours does it.
+    """
+    rows, width = size.batch * size.tokens, size.width
+    x, wide = torch.randn(rows, width), torch.randn(rows, 4 * width)
+    three, square, four = (torch.randn(width, k * width) for k in (3, 1, 4))
+    heads, best = torch.randn(rows, 3 * width), math.inf
+    for _ in range(5):
+        began = time.perf_counter()
+        for loop in range(1, size.loops + 1):
+            n = size.batch * (size.scored or size.tokens) if loop == size.loops else rows
+            x @ three, heads @ three.mT, x.mT @ heads
+            x[:n] @ square, x[:n] @ square.mT, x[:n].mT @ x[:n]
+            x[:n] @ four, wide[:n] @ four.mT, x[:n].mT @ wide[:n]
+            wide[:n] @ four.mT, x[:n] @ four, wide[:n].mT @ x[:n]
+        best = min(best, 1e3 * (time.perf_counter() - began))
+    return best
+
+
 def measure(name: str, timestep: bool, repeats: int, compiled: bool) -> dict[str, Any]:
     size = SIZES[name]
     X, labels = data(size)
@@ -232,6 +253,7 @@ def measure(name: str, timestep: bool, repeats: int, compiled: bool) -> dict[str
         "timestep": "adaln" if timestep else "none",
         **{key: value for key, value in vars(size).items() if key != "scored"},
         "xtransformers_ms": None,
+        "products_ms": products(size),
         **medians,
         **ratios,
         "saved_bytes": saved_bytes(ours, X, labels),
@@ -258,9 +280,9 @@ def memory() -> Iterator[dict[str, Any]]:
 
 def line(label: str, row: dict[str, Any]) -> str:
     """A row for people: every kind with its milliseconds and how many times faster than plain it is."""
-    kinds = [key.removesuffix("_ms") for key, value in row.items() if key.endswith("_ms") and value is not None]
+    kinds = [key.removeprefix("plain_over_") for key in row if key.startswith("plain_over_")]
     parts = [f"{kind} {row[f'{kind}_ms']:.1f} ms ({row[f'plain_over_{kind}']:.2f}x)" for kind in kinds]
-    return f"{label:16} {', '.join(parts)}; {row['saved_bytes'] / 2**20:.1f} MB"
+    return f"{label:16} {', '.join(parts)}; products {row['products_ms']:.1f} ms; {row['saved_bytes'] / 2**20:.1f} MB"
 
 
 def main() -> None:

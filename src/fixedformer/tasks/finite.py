@@ -25,21 +25,23 @@ class FiniteSet:
     def __post_init__(self) -> None:
         if self.size < 1:
             raise SpecError(f"a training set needs at least one sequence, got {self.size}")
-        generator, parts, seen, found = np.random.default_rng([self.seed, 7]), [], set[bytes](), 0
-        for _ in range(TRIES):
-            drawn = self.task.sample(self.size - found, generator)
-            new = [row for row, key in enumerate(_keys(drawn.inputs)) if not (key in seen or seen.add(key))]  # type: ignore[func-returns-value]
+        generator, seen = np.random.default_rng([self.seed, 7]), set[bytes]()
+        parts: list[Examples] = []
+        idle = 0  # draws in a row without anything new
+        while len(seen) < self.size and idle < TRIES:
+            drawn = self.task.sample(max(self.size - len(seen), 64), generator)
+            new = []
+            for row, key in enumerate(_keys(drawn.inputs)):
+                if key not in seen and len(seen) < self.size:
+                    seen.add(key)
+                    new.append(row)
             parts.append(_rows(drawn, np.array(new, dtype=np.int64)))
-            found += len(new)
-            if found == self.size:
-                break
-        else:
+            idle = 0 if new else idle + 1
+        if len(seen) < self.size:
             raise SpecError(
-                f"{self.task.name} gave {found} different sequences, {self.size} were asked for; ask for fewer"
+                f"{self.task.name} gave {len(seen)} different sequences, {self.size} were asked for; ask for fewer"
             )
-        whole = Examples(
-            *(np.concatenate([getattr(part, name) for part in parts]) for name in ("inputs", "labels", "scored"))
-        )
+        whole = _joined(parts)
         object.__setattr__(self, "examples", whole)
         object.__setattr__(self, "_seen", seen)
 
@@ -93,12 +95,15 @@ class HeldOut:
         return self.train.tokens
 
     def sample(self, count: int, generator: np.random.Generator) -> Examples:
-        for _ in range(TRIES):
-            drawn = self.train.task.sample(2 * count, generator)
-            fresh = np.flatnonzero(~np.array(self.train.knows(drawn.inputs)))
-            if len(fresh) >= count:
-                return _rows(drawn, fresh[:count])
-        raise SpecError(f"{count} sequences of {self.name} outside of the training set were not found; make it smaller")
+        parts, found, idle = [], 0, 0
+        while found < count and idle < TRIES:
+            drawn = self.train.task.sample(max(count, 64), generator)
+            fresh = np.flatnonzero(~np.array(self.train.knows(drawn.inputs)))[: count - found]
+            parts.append(_rows(drawn, fresh))
+            found, idle = found + len(fresh), 0 if len(fresh) else idle + 1
+        if found < count:
+            raise SpecError(f"nothing of {self.name} is found outside of the training set; make it smaller")
+        return _joined(parts)
 
     def solve(self, inputs: list[int]) -> list[int]:
         return self.train.solve(inputs)
@@ -118,3 +123,8 @@ def _keys(inputs: Array) -> list[bytes]:
 
 def _rows(examples: Examples, rows: Ids) -> Examples:
     return Examples(examples.inputs[rows], examples.labels[rows], examples.scored[rows])
+
+
+def _joined(parts: list[Examples]) -> Examples:
+    names = ("inputs", "labels", "scored")
+    return Examples(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
