@@ -7,8 +7,8 @@ medians, of ratios too. `plain` is what the paper's public code does, written an
 values, fused attention, RMSNorm without gains, GELU, tied read-out at every place, cross-entropy that ignores places
 without a label; with timesteps an embedding and a modulation made anew in every loop, for every sequence, applied to
 the state. --compile: both under torch.compile too. x-transformers: one layer, tied over the depth, fused attention,
-RMSNorm; it has no timestep modulation, and stands beside the model without. It is skipped where it is not installed (the
-extra `benchmark`). products_ms: the matrix products of ours alone, which no implementation can leave out.
+RMSNorm; it has no timestep modulation, and stands beside the model without. It is skipped where it is not installed
+(the extra `benchmark`). products_ms: the matrix products of ours alone, which no implementation can leave out.
 
 saved_bytes: what is alive at the peak of forward and backward beyond parameters and gradients, seen by every tensor
 that an operation returns (temporaries are in it too). --memory: that, from 8 to 64 loops, by kind of checkpointing.

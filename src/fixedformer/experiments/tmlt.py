@@ -130,7 +130,7 @@ def _table_2_small(data: Path | None) -> list[Row]:
         ("edit-distance-6", _small("edit-distance", {"length": 6, "letters": 3}, 6000), SMALL_PLAN),
         ("lcs-8", _small("lcs", {"length": 8}, 5000), SMALL_PLAN),
         ("countdown", _small("countdown", {"numbers": 20, "high": 40, "largest": 60}, 1500), SMALL_PLAN[:4]),
-        ("sudoku", _small("sudoku", sudoku, 1000, loss_over="all"), SMALL_PLAN[:4]),
+        ("sudoku", _small("sudoku", sudoku, 600, loss_over="all"), SMALL_PLAN[:4]),
     ]:
         made += cells(name, base, plan, [None] * len(plan), HEADLINES if name[-1].isdigit() else None)
     return made
@@ -148,9 +148,9 @@ def _table_3(scale: Scale) -> list[Row]:
         switches = {**setting("paper"), **PAPER_WIDTH, "heads": 8, "loss_over": "all"}
         base = LoopedRecipe("trees", {}, switches, None, 0, schedule)
         return cells("trees", base, [(12, 0, PLAIN), (1, 12, PLAIN), (1, 12, CLOCKED)], papers)
-    options = {"depth": 2, "dimensions": 4, "points": 30, "first_dimensions": 2, "first_points": 10, "point_step": 10,
-               "every": 500}  # fmt: skip
-    base = _small("trees", options, 3000, loss_over="all", positions="learned")
+    options = {"depth": 2, "dimensions": 3, "points": 20, "first_dimensions": 1, "first_points": 10, "point_step": 5,
+               "every": 400}  # fmt: skip
+    base = _small("trees", options, 2500, loss_over="all", positions="learned")
     loops = 8
     plan: list[tuple[int, int, str]] = [(loops, 0, PLAIN), (1, loops, PLAIN), (1, loops, CLOCKED), (1, loops, GATED)]
     seeds = {(1, loops, PLAIN): 3, (1, loops, CLOCKED): 3}
