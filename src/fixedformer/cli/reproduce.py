@@ -96,8 +96,12 @@ def _write(item: Item | TmltItem, scale: Scale, out: Path, every: list[Row]) -> 
     table = tmlt_table.collect(every, out)
     notes = [
         f"`fixedformer reproduce {item} --scale {scale} -o results/{out.name}`, {date.today().isoformat()}.",
-        "On fresh sequences that nothing was chosen by; spread is over seeds; `paper` is its number, at its own scale.",
+        "On fresh sequences that nothing was chosen by; spread is the standard deviation over seeds.",
     ]
+    if scale == "small":
+        notes.append(
+            "`paper` is the cell it stands beside (`experiments/tmlt.py`), with the paper's sizes and lengths."
+        )
     if item == "tmlt-probe":
         notes += ["", *probe_lines(every, out)]
     tmlt_table.write_table(table, out, f"{item}, scale {scale}", notes)

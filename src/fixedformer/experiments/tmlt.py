@@ -123,17 +123,37 @@ HEADLINES = {(1, MORE, PLAIN): 3, (1, MORE, CLOCKED): 3, (1, FEW, PLAIN): 3, (4,
 
 
 def _table_2_small(data: Path | None) -> list[Row]:
-    """Table 2's comparison on short strings, easy Sudoku and two-digit Countdown; the paper prints no such numbers."""
+    """Table 2's comparison on short strings, easy Sudoku and two-digit Countdown."""
     sudoku: dict[str, Any] = {"path": str(data)} if data is not None else {"clues": 50, "pool": 100}
+    countdown = {"numbers": 20, "high": 40, "largest": 60}
     made = []
-    for name, base, plan in [
-        ("edit-distance-6", _small("edit-distance", {"length": 6, "letters": 3}, 6000), SMALL_PLAN),
-        ("lcs-8", _small("lcs", {"length": 8}, 5000), SMALL_PLAN),
-        ("countdown", _small("countdown", {"numbers": 20, "high": 40, "largest": 60}, 1500), SMALL_PLAN[:4]),
-        ("sudoku", _small("sudoku", sudoku, 600, loss_over="all"), SMALL_PLAN[:4]),
+    for name, beside, base, plan in [
+        ("edit-distance-6", "edit-distance-60", _small("edit-distance", {"length": 6, "letters": 3}, 6000), SMALL_PLAN),
+        ("lcs-8", "lcs-100", _small("lcs", {"length": 8}, 5000), SMALL_PLAN),
+        (
+            "countdown",
+            "countdown",
+            _small("countdown", countdown, 1500),
+            SMALL_PLAN[:4],
+        ),
+        ("sudoku", "sudoku", _small("sudoku", sudoku, 600, loss_over="all"), SMALL_PLAN[:4]),
     ]:
-        made += cells(name, base, plan, [None] * len(plan), HEADLINES if name[-1].isdigit() else None)
+        papers = [_beside(beside, cell) for cell in plan]
+        made += cells(name, base, plan, papers, HEADLINES if name[-1].isdigit() else None)
     return made
+
+
+def _beside(name: str, cell: tuple[int, int, str]) -> float | None:
+    """The cell of the paper's table that a small one stands beside: its standard model, its second number of loops for
+    FEW, its largest for MORE; None for the control, which it does not have."""
+    _, loops, timestep = cell
+    _, standard, numbers = TABLE_2[name]
+    if not loops:
+        return standard
+    if timestep == GATED:
+        return None
+    pair = list(numbers.values())[{FEW: 1, MORE: -1}[loops]]
+    return pair[timestep == CLOCKED]
 
 
 def _table_3(scale: Scale) -> list[Row]:
@@ -152,9 +172,9 @@ def _table_3(scale: Scale) -> list[Row]:
                "every": 400}  # fmt: skip
     base = _small("trees", options, 2500, loss_over="all", positions="learned")
     loops = 8
-    plan: list[tuple[int, int, str]] = [(loops, 0, PLAIN), (1, loops, PLAIN), (1, loops, CLOCKED), (1, loops, GATED)]
+    plan = [(loops, 0, PLAIN), (1, loops, PLAIN), (1, loops, CLOCKED), (1, loops, GATED)]
     seeds = {(1, loops, PLAIN): 3, (1, loops, CLOCKED): 3}
-    return cells("trees", base, plan, [None] * 4, seeds)
+    return cells("trees", base, plan, [*papers, None], seeds)
 
 
 def _table_4(scale: Scale, data: Path | None) -> list[Row]:
@@ -181,7 +201,7 @@ def _table_4(scale: Scale, data: Path | None) -> list[Row]:
                         betas=(0.9, 0.95), validate_every=200, validation=100)  # fmt: skip
     switches = {**setting("code"), "width": 64, "heads": 4}
     base = LoopedRecipe("language", {**path, "block": 64}, switches, None, 0, schedule, 500)
-    return cells("language", base, [(6, 0, PLAIN), (1, 6, PLAIN), (1, 6, CLOCKED)], [None] * 3)
+    return cells("language", base, [(6, 0, PLAIN), (1, 6, PLAIN), (1, 6, CLOCKED)], papers)
 
 
 def _figure_5(scale: Scale) -> list[Row]:
