@@ -62,9 +62,13 @@ def run_estimate(run: Run) -> Estimate | None:
 
 def _step_cost(recipe: Recipe | LoopedRecipe, name: str, device: str) -> tuple[float, int, int | None]:
     """Seconds of one step, bytes of parameters, moments and machine, and bytes of activations."""
-    activations = recipe.activation_bytes() if isinstance(recipe, LoopedRecipe) else None
-    if activations is not None and device == "cpu":
-        require_memory(activations, f"a training step of {name}", "take a smaller batch, or --checkpointing nested")
+    activations = None
+    if isinstance(recipe, LoopedRecipe):
+        activations = recipe.activation_bytes()
+        if device == "cpu":
+            remedy = "take a smaller batch, or --checkpointing nested"
+            require_memory(activations, f"a training step of {name}", remedy)
+        recipe = replace(recipe, train_size=None)  # a large training set need not be drawn to time a step
     machine = recipe.build_machine()
     model = recipe.build_model(machine)
     schedule = replace(recipe.schedule, validation=1)  # the validation set is not part of a step

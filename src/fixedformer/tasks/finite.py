@@ -41,7 +41,8 @@ class FiniteSet:
             raise SpecError(
                 f"{self.task.name} gave {len(seen)} different sequences, {self.size} were asked for; ask for fewer"
             )
-        whole = _joined(parts)
+        drawn = _joined(parts)
+        whole = Examples(_small(drawn.inputs), _small(drawn.labels), drawn.scored)
         object.__setattr__(self, "examples", whole)
         object.__setattr__(self, "_seen", seen)
 
@@ -58,7 +59,10 @@ class FiniteSet:
         return self.task.tokens
 
     def sample(self, count: int, generator: np.random.Generator) -> Examples:
-        return _rows(self.examples, generator.integers(0, self.size, count))
+        rows = _rows(self.examples, generator.integers(0, self.size, count))
+        if rows.values:
+            return rows
+        return Examples(rows.inputs.astype(np.int64), rows.labels.astype(np.int64), rows.scored)
 
     def solve(self, inputs: list[int]) -> list[int]:
         return self.task.solve(inputs)
@@ -117,7 +121,7 @@ class HeldOut:
 
 def _keys(inputs: Array) -> list[bytes]:
     """One hashable value a sequence."""
-    small = inputs.astype(np.int32) if inputs.dtype.kind == "i" else inputs
+    small = inputs if inputs.dtype.kind == "f" else inputs.astype(np.int32)
     return [row.tobytes() for row in small]
 
 
@@ -128,3 +132,8 @@ def _rows(examples: Examples, rows: Ids) -> Examples:
 def _joined(parts: list[Examples]) -> Examples:
     names = ("inputs", "labels", "scored")
     return Examples(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+
+
+def _small(array: Array) -> Array:
+    """Ids in the smallest type that holds them: a million sequences are kept."""
+    return array.astype(np.min_scalar_type(array.max())) if array.dtype.kind == "i" else array
