@@ -43,7 +43,7 @@ def reproduce(
         item: which one.
         out: the folder; runs/, table.csv, table.md and, for figures, figure.png.
         scale: small (CPU cores) or paper (the paper's appendix as it stands; for a GPU).
-        rows: only rows whose name begins with one of these, e.g. dyck/sparse.
+        rows: only rows of these names, or whose names begin with one of these, e.g. dyck/sparse.
         estimate: only say how long each row would take here, and how much memory.
         list_: only list the rows' names.
         seed: only runs of this seed.
@@ -54,7 +54,7 @@ def reproduce(
     if threads is not None:
         torch.set_num_threads(threads)
     every = _rows_of(item, scale, data)
-    chosen: list[Row] = [row for row in every if not rows or row.name.startswith(tuple(rows))]
+    chosen = _named(every, rows)
     if not chosen:
         raise SpecError(f"no row of {item} begins with {', '.join(rows or [])}; --list shows their names")
     if list_:
@@ -75,6 +75,17 @@ def reproduce(
         _write(item, scale, out, every)
     print((out / "table.md").read_text())
     return 0
+
+
+def _named(every: list[Row], names: list[str] | None) -> list[Row]:
+    """Rows that a name means: the one of exactly that name, where there is one, else all that begin with it."""
+    if not names:
+        return every
+    known = {row.name for row in every}
+    return [
+        row for row in every
+        if row.name in names or any(name not in known and row.name.startswith(name) for name in names)
+    ]  # fmt: skip
 
 
 def _rows_of(item: Item | TmltItem, scale: Scale, data: Path | None) -> list[Row]:
