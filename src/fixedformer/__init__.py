@@ -52,6 +52,10 @@ _HOME = {
     "lipschitz": "loop.moduli",
     "save_loop_program": "loop.files",
     "load_loop_program": "loop.files",
+    "LoopedTransformer": "loop.transformer",
+    "LoopedSpec": "loop.looped_spec",
+    "save_looped": "loop.looped_files",
+    "load_looped": "loop.looped_files",
     "AttentionSimulator": "prompt.simulator",
     "Prompt": "prompt.simulator",
     "decompile": "embedding.decompile",
@@ -93,8 +97,11 @@ if TYPE_CHECKING:
     from fixedformer.inputs import one_hot
     from fixedformer.loop.approximator import LoopedApproximator
     from fixedformer.loop.files import load_loop_program, save_loop_program
+    from fixedformer.loop.looped_files import load_looped, save_looped
+    from fixedformer.loop.looped_spec import LoopedSpec
     from fixedformer.loop.moduli import lipschitz
     from fixedformer.loop.program import LoopProgram
+    from fixedformer.loop.transformer import LoopedTransformer
     from fixedformer.prompt.simulator import AttentionSimulator, Prompt
     from fixedformer.target import Card, Target, TargetSpec
 
@@ -113,6 +120,8 @@ __all__ = [
     "FrozenMachine",
     "LoopProgram",
     "LoopedApproximator",
+    "LoopedSpec",
+    "LoopedTransformer",
     "Program",
     "Prompt",
     "RandomBlockMachine",
@@ -138,6 +147,7 @@ __all__ = [
     "load_block_program",
     "load_block_target",
     "load_loop_program",
+    "load_looped",
     "load_program",
     "load_target",
     "lower_bound",
@@ -146,6 +156,7 @@ __all__ = [
     "save_block_program",
     "save_block_target",
     "save_loop_program",
+    "save_looped",
     "save_program",
     "save_target",
     "shrink",

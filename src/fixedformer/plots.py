@@ -1,7 +1,7 @@
 """Records -> figures, as PNG bytes. matplotlib is imported when a figure is drawn, and no display is needed."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -96,6 +96,41 @@ def width_bounds(layers: list[int], curves: dict[str, list[int]], title: str) ->
     axis.set_xlabel("layers")
     axis.set_ylabel("width m")
     axis.set_title(title, fontsize=10)
+    axis.legend(fontsize=8)
+    return _png(figure)
+
+
+def train_against_test(table: list[dict[str, str]]) -> bytes:
+    """One point a row of a looped table: accuracy on the training set and on fresh sequences, in per cent."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.2, 4.6), layout="constrained")
+    axis = figure.subplots()
+    for row in table:
+        x, y = float(row["train"]), float(row["ours"])
+        axis.plot(x, y, "s" if "timestep" in row["model"] else "o", label=f"{row['task']}, {row['model']}")
+    low, high = axis.get_xlim()
+    axis.axline((low, low), (high, high), color="black", linewidth=0.5, linestyle=":")
+    axis.set_xlabel("accuracy on the training set, per cent")
+    axis.set_ylabel("accuracy on fresh sequences, per cent")
+    axis.legend(fontsize=7)
+    return _png(figure)
+
+
+def loops_picture(curves: Mapping[str, tuple[Sequence[int], Sequence[float]]], trained: int, title: str) -> bytes:
+    """Named curves over the number of loops (1, 2, ..); a line marks the number that was trained with."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axis = figure.subplots()
+    for name, (loops, values) in curves.items():
+        axis.plot(loops, values, marker="o", markersize=3, linewidth=1, label=name)
+    axis.axvline(trained, color="black", linestyle=":", linewidth=0.8, label=f"trained with {trained} loops")
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.set_xlabel("loops")
+    axis.set_ylabel("share right, or explained")
+    axis.set_title(title, fontsize=9)
     axis.legend(fontsize=8)
     return _png(figure)
 

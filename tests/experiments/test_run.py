@@ -79,45 +79,59 @@ def test_stopped_by_hand_and_gone_on_with(tmp_path):
     assert accuracies[0] == accuracies[1]
 
 
+RECIPES = {
+    "machine": "Recipe(heads=2, d_head=4, train_unembedding=True, schedule=schedule)",
+    "looped": "LoopedRecipe('edit-distance', {'length': 4}, {'width': 16, 'heads': 2, 'loops': 4, 'timestep': 'adaln', "
+    "'loss_over': 'all', 'checkpointing': 'nested'}, None, 0, replace(schedule, steps=100))",
+}
 CHILD = """
 import sys, torch
+from dataclasses import replace
 torch.set_num_threads(1)
 from pathlib import Path
+from fixedformer.experiments.looped import LoopedRecipe
 from fixedformer.experiments.recipes import Recipe
 from fixedformer.experiments.run import Run
 from fixedformer.training.fit import Schedule
-recipe = Recipe(heads=2, d_head=4, train_unembedding=True,
-                schedule=Schedule(steps=400, batch=8, rate=0.01, validate_every=20, validation=20))
+schedule = Schedule(steps=400, batch=8, rate=0.01, validate_every=20, validation=20)
+recipe = RECIPE
 print("ready", flush=True)
 for _ in Run(recipe, Path(sys.argv[1]), checkpoint_seconds=0.01, test_count=50).go():
     pass
 """
 
 
-def kill_and_resume(tmp_path, kills, seed):
+def kill_and_resume(tmp_path, kills, seed, kind="machine"):
+    code = CHILD.replace("RECIPE", RECIPES[kind])
     whole = tmp_path / "whole"
     began = time.perf_counter()
-    subprocess.run([sys.executable, "-c", CHILD, str(whole)], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-c", code, str(whole)], check=True, capture_output=True)
     length = time.perf_counter() - began
     draw, parts = random.Random(seed), tmp_path / "parts"
     for _ in range(kills):
-        with subprocess.Popen([sys.executable, "-c", CHILD, str(parts)], stdout=subprocess.PIPE, text=True) as child:
+        with subprocess.Popen([sys.executable, "-c", code, str(parts)], stdout=subprocess.PIPE, text=True) as child:
             assert child.stdout is not None
             child.stdout.readline()  # imported; from here on it trains and writes
             time.sleep(draw.uniform(0, length / kills))
             child.kill()
-    subprocess.run([sys.executable, "-c", CHILD, str(parts)], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-c", code, str(parts)], check=True, capture_output=True)
     return final(whole), final(parts)
 
 
-def test_killed_twice(tmp_path):
-    assert same(*kill_and_resume(tmp_path, kills=2, seed=0))
+@pytest.mark.parametrize("kind", list(RECIPES))
+def test_killed_twice(tmp_path, kind):
+    assert same(*kill_and_resume(tmp_path, kills=2, seed=0, kind=kind))
 
 
 @pytest.mark.slow
 def test_killed_twenty_times(tmp_path):
     """kill -9 at 20 random moments, resume: the final checkpoint is bit for bit the undisturbed run's."""
     assert same(*kill_and_resume(tmp_path, kills=20, seed=1))
+
+
+@pytest.mark.slow
+def test_a_looped_run_killed_ten_times(tmp_path):
+    assert same(*kill_and_resume(tmp_path, kills=10, seed=2, kind="looped"))
 
 
 def test_paper_recipes_are_appendix_h():

@@ -1,20 +1,23 @@
-"""What docs/loop.md shows is run."""
+"""What docs/loop.md and docs/loops.md show is run."""
 
 import re
 from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "loop.md"
-BLOCKS = re.findall(r"```python\n(.*?)```(?:\n\n    (.*?)\n\n)?", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+PAGES = [Path(__file__).parents[2] / "docs" / name for name in ("loop.md", "loops.md")]
+PATTERN = r"```python\n(.*?)```(?:\n\n    (.*?)\n\n)?"
+BLOCKS = [
+    (page.name, *found) for page in PAGES for found in re.findall(PATTERN, page.read_text("utf-8"), flags=re.DOTALL)
+]
 
 
 @pytest.mark.parametrize("place", range(len(BLOCKS)))
 def test_examples_run_and_print_what_they_show(place: int, capsys: pytest.CaptureFixture[str]) -> None:
-    code, shown = BLOCKS[place]
-    exec(compile(code, f"{PAGE.name}, block {place}", "exec"), {})
+    page, code, shown = BLOCKS[place]
+    exec(compile(code, f"{page}, block {place}", "exec"), {})
     assert capsys.readouterr().out.strip() == shown.strip()
 
 
 def test_examples_were_found() -> None:
-    assert len(BLOCKS) == 2
+    assert [page for page, _, _ in BLOCKS] == ["loop.md", "loop.md", "loops.md"]

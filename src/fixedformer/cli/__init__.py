@@ -25,8 +25,9 @@ COMMANDS = [
     ("port", "embedding:port", "Move a program, compiled or trained, to another machine."),
     ("run", "embedding:run", "Run a program on an input file."),
     ("certify", "embedding:certify", "Check a program against its target; exit status 0 holds, 1 does not hold."),
-    ("train", "train:train", "Train a fixed machine's program, or a full target, on a task."),
-    ("reproduce", "reproduce:reproduce", "The paper's tables and figure, row by row."),
+    ("train", "train:train", "Train a fixed machine's program, a full target, or a looped transformer, on a task."),
+    ("evaluate", "evaluate:evaluate", "A trained looped transformer at other numbers of loops."),
+    ("reproduce", "reproduce:reproduce", "The papers' tables and figures, row by row."),
     ("bounds", "bounds:bounds", "How wide a universal machine must be: lower and upper bounds, as a table and a plot."),
     ("loop", "loop:app", "Looped transformers: one block whose loops compute a function."),
     (

@@ -1,5 +1,6 @@
 """train: one recipe, with a progress bar, into a folder that can be gone on with."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -9,17 +10,21 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from fixedformer.cli.looped_flags import LoopedFlags, looped_recipe
 from fixedformer.errors import SpecError
 from fixedformer.experiments.recipes import paper_recipe
+from fixedformer.experiments.reproduce import run_estimate
 from fixedformer.experiments.run import Run
 from fixedformer.training.fit import Record
 
 Choice = Literal["sparse", "random", "full"]
+NO_FLAGS = LoopedFlags()
 
 
 def train(
     task: str,
     *,
+    model: Literal["machine", "looped", "standard"] = "machine",
     machine: Choice = "sparse",
     out: Annotated[Path, Parameter(name=["--out", "-o"])],
     residual: bool = False,
@@ -28,7 +33,7 @@ def train(
     final_norm: bool = False,
     mlp_width: int = 0,
     rotary: bool = False,
-    mask: Literal["none", "causal"] = "causal",
+    mask: Literal["none", "causal"] | None = None,
     looped: bool = False,
     width: int | None = None,
     heads: int | None = None,
@@ -42,7 +47,8 @@ def train(
     batch: int | None = None,
     rate: float | None = None,
     warmup: int | None = None,
-    decay: Literal["constant", "linear"] | None = None,
+    decay: Literal["constant", "linear", "cosine"] | None = None,
+    final_rate: float | None = None,
     clip: float | None = None,
     weight_decay: float | None = None,
     betas: tuple[float, float] | None = None,
@@ -52,14 +58,18 @@ def train(
     precision: Literal["float32", "bfloat16"] | None = None,
     device: str = "auto",
     threads: int | None = None,
+    flags: LoopedFlags = NO_FLAGS,
 ) -> int:
-    """Train the program of a fixed machine (its embedding E, and U), or every weight of a full target, on TASK.
+    """Train a fixed machine's program (its embedding E, and U), a full target, or a looped transformer, on TASK.
 
-    Defaults are the paper's (appendix H). A run that was stopped goes on where its folder says; one folder holds one
-    recipe. Writes recipe.json, metrics.jsonl, checkpoint, result.json and the trained program or target.
+    Defaults are the paper's (appendix H) for machines, and laptop-sized for looped ones. A run that was stopped goes on
+    where its folder says; one folder holds one recipe. Writes recipe.json, metrics.jsonl, checkpoint, result.json and
+    the trained program, target or model.
 
     Args:
-        task: dyck, 1-hop to 4-hop, or a .jsonl or .csv file with tokens and labels.
+        task: dyck, 1-hop to 4-hop, or a .jsonl or .csv file with tokens and labels; looped and standard models also
+            edit-distance, lcs, trees, sudoku, countdown and language.
+        model: machine (see --machine), looped, or standard: as many different layers, each applied once.
         machine: sparse, random, or full (a trained target).
         out: the run's folder.
         residual: residual connections.
@@ -68,9 +78,9 @@ def train(
         final_norm: one more before the unembedding.
         mlp_width: a GELU MLP of this hidden width after each attention (frozen and random on a machine).
         rotary: rotary positions; none otherwise.
-        mask: causal, or none.
+        mask: causal, or none; causal for machines, and for looped models where the task is read left to right.
         looped: one set of machine weights for all layers.
-        width: width of the machine; the smallest universal one when left out.
+        width: width of the machine (the smallest universal one when left out) or of the looped model (64).
         heads: attention heads; the paper's for its tasks.
         layers: layers; the paper's for its tasks.
         d_head: head width; the paper's for its tasks.
@@ -82,7 +92,8 @@ def train(
         batch: sequences a step.
         rate: AdamW's learning rate.
         warmup: steps over which it grows.
-        decay: constant, or linear to zero.
+        decay: constant, linear, or cosine after the warm-up.
+        final_rate: what decay ends at; 0 when left out.
         clip: gradient norm at most; 0 for none.
         weight_decay: AdamW's.
         betas: AdamW's two, e.g. 0.9 0.95: the second forgets a spike sooner.
@@ -92,32 +103,49 @@ def train(
         precision: float32, or bfloat16 for autocast.
         device: auto, cpu or cuda.
         threads: CPU threads; PyTorch's choice when left out.
+        flags: switches of looped models, each with its own help.
     """
     # Long because every flag is a parameter with a line of help; the work is in recipes.py and run.py.
     if threads is not None:
         torch.set_num_threads(threads)
+    timing: dict[str, Any] = {
+        "steps": steps, "batch": batch, "rate": rate, "warmup": warmup, "decay": decay, "clip": clip,
+        "weight_decay": weight_decay, "validate_every": validate_every, "validation": validation, "stop_at": stop_at,
+        "precision": precision, "final_rate": final_rate, "betas": betas,
+    }  # fmt: skip
+    given = {name: value for name, value in timing.items() if value is not None}
+    if model != "machine":
+        sizes: dict[str, Any] = {"width": width, "heads": heads, "layers": layers, "mlp_width": mlp_width or None,
+                                 "causal": None if mask is None else mask == "causal"}  # fmt: skip
+        return _show(Run(looped_recipe(task, model, flags, sizes, given, seed), out, device_named(device)), model)
+    if flags != NO_FLAGS:
+        raise SpecError("these flags need --model looped or --model standard; see fixedformer train --help")
     changes: dict[str, Any] = {
         "residual": residual, "residual_weights": residual_weights, "norm": norm, "final_norm": final_norm,
         "mlp_width": mlp_width, "positions": "rotary" if rotary else None, "looped": looped, "width": width,
-        "mask": "causal" if mask == "causal" else None, "everywhere": everywhere, "seed": seed,
+        "mask": None if mask == "none" else "causal", "everywhere": everywhere, "seed": seed,
         "heads": heads, "layers": layers, "d_head": d_head,
     }  # fmt: skip
     changes |= {k: v for k, v in {"d_model": d_model, "train_unembedding": train_unembedding}.items() if v is not None}
     recipe = paper_recipe(task, machine, **changes)
-    timing: dict[str, Any] = {
-        "steps": steps, "batch": batch, "rate": rate, "warmup": warmup, "decay": decay, "clip": clip,
-        "weight_decay": weight_decay, "validate_every": validate_every, "validation": validation, "stop_at": stop_at,
-        "precision": precision, "betas": betas,
-    }  # fmt: skip
-    given = {name: value for name, value in timing.items() if value is not None}
     recipe = replace(recipe, schedule=replace(recipe.schedule, **given))
-    run = Run(recipe, out, device_named(device))
-    follow(run, f"{task}, {machine}")
+    return _show(Run(recipe, out, device_named(device)), machine)
+
+
+def _show(run: Run, what: str) -> int:
+    """Train what is left of a run, then its result on stdout."""
+    estimate = run_estimate(run)
+    if estimate is not None and not run.done:
+        print(f".. {estimate}", file=sys.stderr)
+    title = f"{run.recipe.as_dict()['task']}, {what}"
+    follow(run, title)
     result = run.result()
     rules = ", ".join(f"{name} {share:.1%}" for name, share in result["trivial_rules"].items())
-    print(f"test accuracy {result['accuracy']:.2%} on {result['tested_on']} sequences, {result['steps']} steps, "
-          f"{result['seconds']:.0f} s (trivial rules: {rules})")  # fmt: skip
-    print(out)
+    print(f"test accuracy {result['accuracy']:.2%}, loss {result['loss']:.4g} on {result['tested_on']} sequences, "
+          f"{result['steps']} steps, {result['seconds']:.0f} s (trivial rules: {rules})")  # fmt: skip
+    for name, value in result["measures"].items():
+        print(f"  {name}: {value:.4g}")
+    print(run.folder)
     return 0
 
 

@@ -5,15 +5,17 @@ import io
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 
 import numpy as np
 import torch
 
-from fixedformer.capacity import readable
+from fixedformer.capacity import readable, require_memory
 from fixedformer.embedding.sparse import SparseMachine
+from fixedformer.experiments.looped import LoopedRecipe
+from fixedformer.experiments.recipes import Recipe
 from fixedformer.experiments.run import Run
 from fixedformer.experiments.tables import Row
 from fixedformer.files import load_target
@@ -25,38 +27,72 @@ COMPILED_ON = 10_000  # sequences on which a compiled program's predictions are 
 
 @dataclass(frozen=True)
 class Estimate:
-    """seconds for all seeds of a row on this machine, from one timed step; bytes of parameters, moments and machine."""
+    """seconds for all seeds of a row on this machine, from one timed step; bytes of parameters, moments and machine.
+
+    activations: bytes that a step keeps for its backward pass, where the recipe can say; else None.
+    """
 
     name: str
     seconds: float
     bytes: int
+    activations: int | None = None
 
     def __str__(self) -> str:
-        return f"{self.name}: about {self.seconds / 60:.0f} minutes, {readable(self.bytes)} and the batch's activations"
+        kept = "the batch's activations" if self.activations is None else f"{readable(self.activations)} of activations"
+        return f"{self.name}: about {self.seconds / 60:.0f} minutes, {readable(self.bytes)} and {kept}"
 
 
 def estimate(row: Row, device: str = "cpu") -> Estimate:
-    """Build the row's first recipe, time a step after a warm-up step, and multiply."""
+    """Build the row's first recipe, time a step after a warm-up step, and multiply.
+
+    Raises CapacityError where a CPU's memory does not hold what a step keeps; nothing large has been allocated then.
+    """
     recipe = row.recipes[0]
+    seconds, fixed, activations = _step_cost(recipe, row.name, device)
+    return Estimate(row.name, seconds * sum(r.schedule.steps for r in row.recipes), fixed, activations)
+
+
+def run_estimate(run: Run) -> Estimate | None:
+    """What is ahead of a looped run; None for others. Raises CapacityError as `estimate` does."""
+    if run.done or not isinstance(run.recipe, LoopedRecipe):
+        return None
+    seconds, fixed, activations = _step_cost(run.recipe, run.recipe.task, run.device)
+    return Estimate(run.folder.name, seconds * run.recipe.schedule.steps, fixed, activations)
+
+
+def _step_cost(recipe: Recipe | LoopedRecipe, name: str, device: str) -> tuple[float, int, int | None]:
+    """Seconds of one step, bytes of parameters, moments and machine, and bytes of activations."""
+    activations = None
+    if isinstance(recipe, LoopedRecipe):
+        activations = recipe.activation_bytes()
+        if device == "cpu":
+            remedy = "take a smaller batch, or --checkpointing nested"
+            require_memory(activations, f"a training step of {name}", remedy)
+        recipe = replace(recipe, train_size=None)  # a large training set need not be drawn to time a step
     machine = recipe.build_machine()
     model = recipe.build_model(machine)
-    trainer = Trainer(model, recipe.build_tasks()[0], recipe.schedule, recipe.seed, recipe.mask, device)
+    schedule = replace(recipe.schedule, validation=1)  # the validation set is not part of a step
+    trainer = Trainer(model, recipe.build_tasks()[0], schedule, recipe.seed, recipe.mask, device)
     steps = iter(trainer)
     next(steps)
     began = time.perf_counter()
     next(steps)
-    seconds = (time.perf_counter() - began) * sum(r.schedule.steps for r in row.recipes)
+    seconds = time.perf_counter() - began
     fixed = sum(tensor.nbytes for tensor in machine.tensors().values()) if machine is not None else 0
-    return Estimate(row.name, seconds, fixed + 5 * sum(p.nbytes for p in model.parameters()))
+    return seconds, fixed + 5 * sum(p.nbytes for p in model.parameters()), activations
 
 
-def runs(rows: list[Row], folder: Path, device: str = "cpu", look_only: bool = False) -> Iterator[tuple[Row, Run]]:
+def runs(
+    rows: list[Row], folder: Path, device: str = "cpu", look_only: bool = False, seed: int | None = None
+) -> Iterator[tuple[Row, Run]]:
     """Every run of the rows, in order; finished ones train nothing when they are gone through again.
 
-    look_only: only runs that have a folder already, so that looking makes none.
+    look_only: only runs that have a folder already, so that looking makes none. seed: only runs of this seed.
     """
     for row in rows:
         for recipe in row.recipes:
+            if seed is not None and recipe.seed != seed:
+                continue
             place = folder / "runs" / row.name / f"seed-{recipe.seed}"
             if place.exists() or not look_only:
                 yield row, Run(recipe, place, device)

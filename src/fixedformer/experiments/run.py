@@ -4,7 +4,7 @@ recipe.json          what is run; a folder belongs to one recipe for good
 checkpoint           the trainer's whole state, written atomically every few steps
 metrics.jsonl        one line a logged step; lines beyond the checkpoint are dropped when a run goes on
 result.json          test accuracy beside the trivial rules, fingerprints before and after; its presence means: done
-program.safetensors, target.safetensors    what was trained, where it is a Program or a Target
+program.safetensors, target.safetensors, model.safetensors    what was trained: Program, Target, looped transformer
 """
 
 import json
@@ -12,22 +12,62 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, Protocol
 
+import numpy as np
 import torch
+from torch import nn
 
 from fixedformer import storage
 from fixedformer.embedding.files import save_program
 from fixedformer.embedding.machine import Machine
 from fixedformer.embedding.trainable import TrainableProgram
 from fixedformer.errors import CertificateError, StorageError
+from fixedformer.experiments.looped import LoopedRecipe
 from fixedformer.experiments.recipes import Recipe
 from fixedformer.files import save_target
+from fixedformer.loop.looped_files import save_looped
+from fixedformer.loop.transformer import LoopedTransformer
 from fixedformer.target import Card
-from fixedformer.training.fit import Record, Trainer
+from fixedformer.tasks.finite import FiniteSet
+from fixedformer.tasks.task import Measured, Task
+from fixedformer.training.fit import TEST, Record, Schedule, Trainer
 from fixedformer.training.full import TrainableTarget
 
 LOG_EVERY = 25
+
+
+class AnyRecipe(Protocol):
+    """What a run needs of its recipe: `Recipe` and `LoopedRecipe` have it."""
+
+    @property
+    def schedule(self) -> Schedule: ...
+
+    @property
+    def seed(self) -> int: ...
+
+    @property
+    def mask(self) -> Literal["causal"] | None: ...
+
+    def as_dict(self) -> dict[str, Any]: ...
+
+    def build_tasks(self) -> tuple[Task, Task]: ...
+
+    def build_machine(self) -> Machine | None: ...
+
+    def build_model(self, machine: Any) -> nn.Module: ...
+
+
+def read_recipe(folder: Path) -> Recipe | LoopedRecipe:
+    """The recipe of a run's folder; StorageError where there is none, or it cannot be read."""
+    path = folder / "recipe.json"
+    if not path.is_file():
+        raise StorageError(f"{folder} is not a run's folder: it holds no recipe.json")
+    try:
+        body = json.loads(path.read_text())
+        return LoopedRecipe.from_dict(body) if body.get("kind") == "looped" else Recipe.from_dict(body)
+    except (ValueError, TypeError, KeyError) as error:
+        raise StorageError(f"{path}: not a recipe of ours ({error})") from None
 
 
 class Run:
@@ -39,18 +79,20 @@ class Run:
 
     def __init__(
         self,
-        recipe: Recipe,
+        recipe: AnyRecipe,
         folder: Path,
         device: str = "cpu",
         checkpoint_seconds: float = 20.0,
-        test_count: int = 10_000,
+        test_count: int | None = None,
     ) -> None:
         self.recipe, self.folder, self.device = recipe, folder, device
-        self.checkpoint_seconds, self.test_count = checkpoint_seconds, test_count
+        self.checkpoint_seconds = checkpoint_seconds
+        usual: int = getattr(recipe, "test_count", 10_000)
+        self.test_count = test_count or usual
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(recipe.as_dict(), indent=2)
         path = folder / "recipe.json"
-        if path.exists() and type(recipe).from_dict(json.loads(path.read_text())) != recipe:  # older: fewer fields
+        if path.exists() and read_recipe(folder).as_dict() != read_back(recipe).as_dict():
             raise StorageError(f"{folder} holds a run of another recipe; name another folder, or remove it")
         storage.write_atomic(path, text.encode())
 
@@ -115,16 +157,23 @@ class Run:
         if before != after:
             raise CertificateError(f"the machine's tensors changed while its program was trained: {before} -> {after}")
         trainer.use_best()
-        accuracy, trivial = trainer.test(self.test_count)
+        examples = trainer.test_examples(self.test_count)
+        found, trivial = trainer.evaluate(examples), trainer.task.trivial_rules(examples)
+        measures = trainer.task.measures(examples, found.predictions) if isinstance(trainer.task, Measured) else {}
         card = Card(trainer.task.vocabulary, self.recipe.mask, f"{trainer.task.name}, trained, seed {self.recipe.seed}")
         model = trainer.model
+        if isinstance(model, LoopedTransformer):
+            save_looped(model, self.folder / "model.safetensors")
         if isinstance(model, TrainableTarget) and model.plain:
             save_target(model.to_target(card), self.folder / "target.safetensors")
         if isinstance(model, TrainableProgram) and model.rule.plain and machine is not None \
                 and model.rule.residual == machine.spec.residual:  # fmt: skip
             save_program(model.to_program(card), self.folder / "program.safetensors")
         result = {
-            "accuracy": accuracy,
+            "accuracy": found.accuracy,
+            "train_accuracy": _seen(trainer, self.test_count),
+            "loss": found.loss,
+            "measures": measures,
             "tested_on": self.test_count,
             "trivial_rules": trivial,
             "best_validation": trainer.best,
@@ -134,10 +183,24 @@ class Run:
             "width": None if machine is None else machine.width,
             "fingerprint_before": before,
             "fingerprint_after": after,
+            "parameters": sum(p.numel() for p in trainer.parameters.values()),
             "threads": torch.get_num_threads(),
             "recipe": self.recipe.as_dict(),
         }
         storage.write_atomic(self.folder / "result.json", json.dumps(result, indent=2).encode())
+
+
+def read_back(recipe: AnyRecipe) -> Recipe | LoopedRecipe:
+    """The recipe as it comes back from JSON, where tuples are lists."""
+    body = json.loads(json.dumps(recipe.as_dict()))
+    return LoopedRecipe.from_dict(body) if body.get("kind") == "looped" else Recipe.from_dict(body)
+
+
+def _seen(trainer: Trainer, count: int) -> float | None:
+    """Accuracy on sequences of the training set, where there is a finite one."""
+    if not isinstance(trainer.task, FiniteSet):
+        return None
+    return trainer.accuracy(trainer.task.sample(count, np.random.default_rng([trainer.seed, TEST, 2])))
 
 
 def _step(line: str) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from fixedformer.errors import SpecError
+from fixedformer.experiments.looped import LoopedRecipe
 from fixedformer.experiments.recipes import SHAPES, Recipe, paper_recipe
 from fixedformer.training.fit import Schedule
 
@@ -54,7 +55,7 @@ class Row:
     task: str
     variant: str
     machine: str
-    recipes: tuple[Recipe, ...]
+    recipes: tuple[Recipe | LoopedRecipe, ...]
     paper: float | None
 
     @property

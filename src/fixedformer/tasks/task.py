@@ -1,26 +1,39 @@
-"""What every task offers."""
+"""What every task offers, and what some offer beside."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 Ids = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+Floats = NDArray[np.float32]
+Array = NDArray[Any]  # ids (int64), or numbers (float32)
 
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """inputs (count, tokens), labels (count, tokens): the right answer at each place; scored: where it counts."""
+    """inputs: ids (count, tokens) or vectors (count, tokens, d_in); labels (count, tokens): the right answer at each
+    place, an id or a number; scored: where it counts."""
 
-    inputs: Ids
-    labels: Ids
+    inputs: Array
+    labels: Array
     scored: Flags
 
-    def accuracy(self, predictions: Ids) -> float:
-        """Share of scored places where `predictions` (count, tokens) equals the label."""
-        return float((predictions == self.labels)[self.scored].mean())
+    @property
+    def values(self) -> bool:
+        """Whether labels are numbers to come close to, rather than ids to hit."""
+        return self.labels.dtype.kind == "f"
+
+    def accuracy(self, predictions: Array) -> float:
+        """Share of scored places where `predictions` (count, tokens) equals the label; for values the share of their
+        mean square that is explained, 1 - squared error / mean square, 0 where that is negative."""
+        told, right = predictions[self.scored], self.labels[self.scored]
+        if not self.values:
+            return float((told == right).mean())
+        error = np.square(told.astype(np.float64) - right).mean()
+        return float(max(0.0, 1 - error / np.square(right.astype(np.float64)).mean()))
 
 
 class Task(Protocol):
@@ -48,3 +61,29 @@ class Task(Protocol):
     def trivial_rules(self, examples: Examples) -> dict[str, float]:
         """Accuracy on `examples` of rules that understand nothing."""
         ...
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """A task that says more of predictions than the share of right places."""
+
+    def measures(self, examples: Examples, predictions: Array) -> dict[str, float]:
+        """Named numbers, e.g. whole sequences right, or a squared error."""
+        ...
+
+
+@runtime_checkable
+class Curriculum(Protocol):
+    """A task whose training examples change as training goes on; validation and test are its own `sample`."""
+
+    def at(self, step: int) -> Task:
+        """What training step `step` (from 0) draws from."""
+        ...
+
+
+@runtime_checkable
+class Vectors(Protocol):
+    """A task whose inputs are vectors of `d_in` entries, and whose labels are numbers."""
+
+    @property
+    def d_in(self) -> int: ...

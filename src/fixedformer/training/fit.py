@@ -5,18 +5,19 @@ seeded (seed, 0, s), the rate is a formula of s, and `Trainer.state()` is the re
 from any state ends, on the same CPU and number of threads, bit for bit as the undisturbed one.
 """
 
+import math
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fixedformer.errors import SpecError, StorageError
-from fixedformer.tasks.task import Examples, Task
+from fixedformer.tasks.task import Array, Curriculum, Examples, Task
 
 TRAIN, VALIDATE, TEST = range(3)  # streams of random numbers; nothing is chosen by the last
 
@@ -25,22 +26,24 @@ TRAIN, VALIDATE, TEST = range(3)  # streams of random numbers; nothing is chosen
 class Schedule:
     """How long, how fast, and when to stop.
 
-    rate: AdamW's, after `warmup` linear steps; decay: "constant", or "linear" to zero at `steps`. clip: gradient norm,
-    0 for none. validate_every: steps between accuracies on `validation` fixed sequences; stop_at: stop once one of them
-    reaches this accuracy (None: never). precision: "float32", or "bfloat16" for autocast.
+    rate: AdamW's, after `warmup` linear steps; decay: "constant", "linear" or "cosine" to `final_rate` at `steps`
+    (linear over all steps, the cosine from the end of the warm-up). betas: AdamW's. clip: gradient norm, 0 for none.
+    validate_every: steps between accuracies on `validation` fixed sequences; stop_at: stop once one of them reaches
+    this accuracy (None: never). precision: "float32", or "bfloat16" for autocast.
     """
 
     steps: int = 10_000
     batch: int = 128
     rate: float = 1e-3
     warmup: int = 50
-    decay: Literal["constant", "linear"] = "constant"
+    decay: Literal["constant", "linear", "cosine"] = "constant"
     clip: float = 1.0
     weight_decay: float = 0.01
     validate_every: int = 250
     validation: int = 2000
     stop_at: float | None = None
     precision: Literal["float32", "bfloat16"] = "float32"
+    final_rate: float = 0.0
     betas: tuple[float, float] = (0.9, 0.999)
 
     def __post_init__(self) -> None:
@@ -49,17 +52,25 @@ class Schedule:
                 raise SpecError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not self.rate > 0 or self.warmup < 0 or self.clip < 0:
             raise SpecError("rate must be positive, warmup and clip at least 0")
+        if not 0 <= self.final_rate <= self.rate:
+            raise SpecError(f"final_rate must lie in 0..rate = {self.rate}, got {self.final_rate}")
         object.__setattr__(self, "betas", tuple(self.betas))  # a list where it was read from JSON
 
     def rate_at(self, step: int) -> float:
         """The learning rate of step 0, 1, .."""
         grown = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
-        return self.rate * grown * ((1 - step / self.steps) if self.decay == "linear" else 1.0)
+        if self.decay == "linear":
+            return (self.final_rate + (self.rate - self.final_rate) * (1 - step / self.steps)) * grown
+        if self.decay == "cosine":
+            gone = max(0, step - self.warmup) / max(1, self.steps - self.warmup)
+            return (self.final_rate + (self.rate - self.final_rate) * (1 + math.cos(math.pi * gone)) / 2) * grown
+        return self.rate * grown
 
 
 @dataclass(frozen=True)
 class Record:
-    """After `step` steps. accuracy: on the validation sequences, when this step measured it. best: the best so far."""
+    """After `step` steps. accuracy (`Examples.accuracy`): on the validation sequences, when this step measured it.
+    best: the best so far."""
 
     step: int
     loss: float
@@ -73,8 +84,29 @@ class Record:
         return self.accuracy is not None
 
 
+@runtime_checkable
+class ScoredReadouts(Protocol):
+    """A model with several read-outs in its loss, computed at scored places only: (read-outs, places, d_out)."""
+
+    def readouts(
+        self, X: Tensor, mask: Literal["causal"] | None, *, which: Literal["loss"], scored: Tensor
+    ) -> Tensor: ...
+
+
+class Evaluation(NamedTuple):
+    """accuracy as in `Examples.accuracy`; loss: mean over scored places, cross-entropy (nats) or squared error;
+    predictions (count, tokens): the likeliest label, or the value said, at scored places, and 0 elsewhere."""
+
+    accuracy: float
+    loss: float
+    predictions: Array
+
+
 class Trainer:
-    """Trains `model` (token ids, mask -> logits) on `task`; keeps the parameters that validated best.
+    """Trains `model` (token ids or vectors, mask -> logits) on `task`; keeps the parameters that validated best.
+
+    The loss is cross-entropy at scored places, or the squared error where labels are values (d_out = 1 then); a model
+    with `ScoredReadouts` is judged by the mean over its read-outs. A task with a `Curriculum` is asked at every step.
 
     for record in trainer: one step each, until the schedule ends or the task is solved. Between records, `state()` is
     everything needed to go on; `load(state)` goes on from there.
@@ -121,6 +153,8 @@ class Trainer:
 
     def _draw(self, stream: int, step: int, count: int) -> Examples:
         source = self.task if stream == TRAIN else self.held_out
+        if stream == TRAIN and isinstance(source, Curriculum):
+            source = source.at(step)
         return source.sample(count, np.random.default_rng([self.seed, stream, step]))
 
     def _update(self, examples: Examples) -> float:
@@ -131,9 +165,13 @@ class Trainer:
             group["lr"] = self.schedule.rate_at(self.step)
         self.model.train()
         self.optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.schedule.precision == "bfloat16"):
-            logits = self._answers(inputs, scored)
-        loss = nn.functional.cross_entropy(logits.float(), labels[scored])
+        with self._autocast():
+            if isinstance(self.model, ScoredReadouts):
+                told = self.model.readouts(inputs, self.mask, which="loss", scored=scored)
+            else:
+                told = self._answers(inputs, scored)[None]
+        right = labels[scored].expand(told.shape[:2])
+        loss = _loss(told.flatten(0, 1), right.flatten())
         loss.backward()
         if self.schedule.clip:
             nn.utils.clip_grad_norm_(self.parameters.values(), self.schedule.clip)
@@ -141,22 +179,32 @@ class Trainer:
         return float(loss.detach())
 
     def _answers(self, inputs: Tensor, scored: Tensor) -> Tensor:
-        """Logits (places, labels) at the scored places, by the model's own short way to them where it has one."""
+        """Outputs (places, d_out) at the scored places, by the model's own short way to them where it has one."""
         at = getattr(self.model, "at", None)
-        logits: Tensor = at(inputs, self.mask, scored) if at else self.model(inputs, self.mask)[scored]
-        return logits
+        told: Tensor = at(inputs, self.mask, scored) if at else self.model(inputs, self.mask)[scored]
+        return told
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.schedule.precision == "bfloat16")
 
     @torch.no_grad()
-    def accuracy(self, examples: Examples, batch: int = 250) -> float:
-        """Share of scored places that the current parameters get right."""
+    def evaluate(self, examples: Examples, batch: int | None = None) -> Evaluation:
+        """Accuracy, loss and predictions, in float32 whatever the training's precision."""
         self.model.eval()
-        whole = (torch.from_numpy(a).split(batch) for a in (examples.inputs, examples.labels, examples.scored))
-        right = total = 0
-        for inputs, labels, scored in zip(*whole):
-            told = self._answers(inputs.to(self.device), scored.to(self.device)).argmax(-1).cpu()
-            right += int((told == labels[scored]).sum())
-            total += len(told)
-        return right / total
+        arrays = (torch.from_numpy(a) for a in (examples.inputs, examples.labels, examples.scored))
+        predictions, total = torch.zeros(examples.labels.shape, dtype=torch.from_numpy(examples.labels).dtype), 0.0
+        size = batch or min(250, 2 * self.schedule.batch)
+        for part, (inputs, labels, scored) in zip(predictions.split(size), zip(*(a.split(size) for a in arrays))):
+            out = self._answers(inputs.to(self.device), scored.to(self.device)).float().cpu()
+            if len(out):
+                total += float(_loss(out, labels[scored])) * len(out)
+                part[scored] = out[:, 0] if examples.values else out.argmax(-1)
+        told = predictions.numpy()
+        return Evaluation(examples.accuracy(told), total / int(examples.scored.sum()), told)
+
+    def accuracy(self, examples: Examples) -> float:
+        """Share of scored places that the current parameters get right."""
+        return self.evaluate(examples).accuracy
 
     def use_best(self) -> None:
         """Put the parameters that validated best back into the model."""
@@ -166,8 +214,12 @@ class Trainer:
 
     def test(self, count: int) -> tuple[float, dict[str, float]]:
         """Accuracy of the current parameters on `count` sequences nothing was chosen by, and the trivial rules'."""
-        examples = self._draw(TEST, 0, count)
+        examples = self.test_examples(count)
         return self.accuracy(examples), self.task.trivial_rules(examples)
+
+    def test_examples(self, count: int) -> Examples:
+        """The first `count` sequences of the test stream."""
+        return self._draw(TEST, 0, count)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and numbers from which `load` goes on: parameters, the best ones, optimiser moments, the step."""
@@ -194,3 +246,10 @@ class Trainer:
                 if moments[name]:
                     self.optimizer.state[p] = moments[name]
         self.step, self.best, self.solved = int(numbers["step"]), float(numbers["best"]), bool(numbers["solved"])
+
+
+def _loss(told: Tensor, right: Tensor) -> Tensor:
+    """Mean over places: told (places, d_out) logits against ids, or (places, 1) values against numbers."""
+    if right.is_floating_point():
+        return nn.functional.mse_loss(told.float()[:, 0], right)
+    return nn.functional.cross_entropy(told.float(), right)

@@ -1,0 +1,108 @@
+"""One recipe a training run of a looped (or standard) transformer: task, switches, schedule, as data."""
+
+import math
+from dataclasses import asdict, dataclass, field, fields
+from functools import cached_property
+from typing import Any
+
+from fixedformer.errors import SpecError
+from fixedformer.experiments.task_names import CAUSAL, build_task
+from fixedformer.loop.looped_spec import LoopedSpec
+from fixedformer.loop.transformer import LoopedTransformer
+from fixedformer.tasks.finite import FiniteSet, HeldOut
+from fixedformer.tasks.task import Task, Vectors
+from fixedformer.training.fit import Schedule
+
+TAKEN = {"d_in", "d_out", "tokens"}  # switches that the task decides
+
+
+@dataclass(frozen=True)
+class LoopedRecipe:
+    """A training run of a `LoopedTransformer`.
+
+    task: a name of experiments/task_names.py, or a .jsonl or .csv file; options: that task's own fields, e.g.
+    {"length": 40}. switches: fields of LoopedSpec but for those the task decides; causal is the task's unless given.
+    train_size: a training set of so many different sequences instead of fresh ones at every step, and nothing of it in
+    validation or test. seed: of parameters and data. test_count: sequences of the final test. compiled: torch.compile.
+    """
+
+    task: str = "edit-distance"
+    options: dict[str, Any] = field(default_factory=dict)
+    switches: dict[str, Any] = field(default_factory=dict)
+    train_size: int | None = None
+    seed: int = 0
+    schedule: Schedule = field(default_factory=Schedule)
+    test_count: int = 10_000
+    compiled: bool = False
+
+    mask = None  # the spec says whether attention is causal
+
+    def __post_init__(self) -> None:
+        allowed = {f.name for f in fields(LoopedSpec)} - TAKEN
+        if unknown := self.switches.keys() - allowed:
+            raise SpecError(f"unknown switches {', '.join(sorted(unknown))}; there are {', '.join(sorted(allowed))}")
+        if self.test_count < 1:
+            raise SpecError(f"test_count must be at least 1, got {self.test_count}")
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"kind": "looped", **asdict(self)}
+
+    @classmethod
+    def from_dict(cls, body: dict[str, Any]) -> "LoopedRecipe":
+        rest = {name: value for name, value in body.items() if name != "kind"}
+        return cls(**{**rest, "schedule": Schedule(**body["schedule"])})
+
+    @cached_property
+    def tasks(self) -> tuple[Task, Task]:
+        train, held_out = build_task(self.task, self.options)
+        if self.train_size is None:
+            return train, held_out
+        finite = FiniteSet(train, self.train_size, self.seed)
+        return finite, HeldOut(finite)
+
+    def build_tasks(self) -> tuple[Task, Task]:
+        """Where training sequences come from, and where those of validation and test do."""
+        return self.tasks
+
+    def spec(self) -> LoopedSpec:
+        task = build_task(self.task, self.options)[0]
+        sizes: dict[str, Any] = {"d_in": len(task.vocabulary), "tokens": task.tokens}
+        if isinstance(task, Vectors):
+            sizes |= {"d_in": task.d_in, "d_out": 1}
+        return LoopedSpec(**{"causal": self.task in CAUSAL or "." in self.task, **sizes, **self.switches})
+
+    def build_machine(self) -> None:
+        """Nothing is fixed here: every weight is trained."""
+        return
+
+    def build_model(self, machine: object = None) -> LoopedTransformer:  # noqa: ARG002
+        model = LoopedTransformer(self.spec(), self.seed)
+        if self.compiled:
+            model.compile_readouts()
+        return model
+
+    def activation_bytes(self) -> int:
+        """What one training step keeps for its backward pass, about (see `kept_bytes`)."""
+        spec = self.spec()
+        low = self.schedule.precision == "bfloat16"
+        return kept_bytes(spec, self.schedule.batch, spec.tokens, 2 if low else 4)
+
+
+def kept_bytes(spec: LoopedSpec, batch: int, tokens: int, size: int = 4) -> int:
+    """Bytes kept for the backward pass, about: `size` bytes an entry inside a layer, 4 in states and read-outs.
+
+    A layer keeps two normed states, queries, keys and values, the mixed values twice (as the attention made them and in
+    one piece), the hidden layer before and after its GELU, and, with a clock, its scaled matrices.
+    """
+    loops = min(spec.loops, spec.backprop_loops or spec.loops)
+    rows, width, hidden = batch * tokens, spec.width, spec.hidden
+    clock = 4 * width**2 + 2 * width * hidden if spec.timestep in ("adaln", "free") else 0
+    layer = size * (rows * (7 * width + 2 * hidden + 2 * spec.heads) + clock)
+    state = 4 * rows * width
+    inside, states = {
+        "none": (loops * spec.layers * layer, 0),
+        "loop": (spec.layers * layer, loops * state),
+        "nested": (spec.layers * layer, 2 * math.isqrt(max(0, loops - 1)) * state + 2 * state),
+    }[spec.checkpointing]
+    read = len(spec.loss_loops(spec.loops)) * 4 * rows * (2 * spec.outputs + 2 * width)
+    return inside + states + read
