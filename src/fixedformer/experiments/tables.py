@@ -123,8 +123,8 @@ def _small(recipe: Recipe) -> Recipe:
         schedule = replace(schedule, steps=1500, batch=512, warmup=100, betas=(0.9, 0.95), stop_at=0.9999)
         if recipe.residual:
             schedule = replace(schedule, steps=3000, batch=1000, rate=3e-3, warmup=200)
-    if recipe.mlp_width and fixed:
-        schedule = replace(schedule, batch=128, rate=1e-3, betas=(0.9, 0.95), precision="bfloat16")
+    if recipe.mlp_width and fixed:  # most of a step is the frozen MLP's products
+        schedule = replace(schedule, batch=min(schedule.batch, 512), precision="bfloat16")
     return replace(recipe, schedule=schedule, train_unembedding=fixed and not plain)
 
 
