@@ -100,7 +100,8 @@ def _write(item: Item | TmltItem, scale: Scale, out: Path, every: list[Row]) -> 
     """Tables and figure of everything that is finished so far, chosen now or not."""
     if not item.startswith("tmlt-"):
         table = work.collect(every, out)
-        work.write_tables(table, out, f"{item}, scale {scale}")
+        made = f"`fixedformer reproduce {item} --scale {scale} -o results/{out.name}`, {date.today().isoformat()}."
+        work.write_tables(table, out, f"{item}, scale {scale}", made)
         if item == "figure2":
             write_atomic(out / "figure.png", bars(table))
         return

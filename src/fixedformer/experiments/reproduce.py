@@ -123,7 +123,7 @@ def compile_run(run: Run) -> None:
 
 
 COLUMNS = (
-    "task", "variant", "machine", "ours", "paper", "seeds", "steps", "seconds", "width", "trivial rules", "compiled",
+    "task", "variant", "machine", "ours", "by seed", "paper", "steps", "seconds", "width", "trivial rules", "compiled",
 )  # fmt: skip
 
 
@@ -142,8 +142,8 @@ def collect(rows: list[Row], folder: Path) -> list[dict[str, str]]:
                 "variant": row.variant,
                 "machine": row.machine,
                 "ours": f"{100 * mean(r['accuracy'] for r in done):.1f}",
+                "by seed": ", ".join(f"{100 * r['accuracy']:.2f}" for r in done),
                 "paper": "" if row.paper is None else f"{row.paper:.1f}",
-                "seeds": str(len(done)),
                 "steps": str(max(r["steps"] for r in done)),
                 "seconds": f"{sum(r['seconds'] for r in done):.0f}",
                 "width": "" if done[0]["width"] is None else str(done[0]["width"]),
@@ -164,14 +164,20 @@ def _compiled(run: Run) -> str:
     return f"{share:.1f} at m = {found['width']}, {found['same_as_target']} of {found['predictions']} as the target"
 
 
-def write_tables(table: list[dict[str, str]], folder: Path, title: str) -> None:
-    """table.csv and table.md, whole or not at all."""
+def write_tables(table: list[dict[str, str]], folder: Path, title: str, note: str) -> None:
+    """table.csv and table.md, whole or not at all. note: how and when they were made."""
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, COLUMNS)
     writer.writeheader()
     writer.writerows(table)
     write_atomic(folder / "table.csv", buffer.getvalue().encode())
-    lines = [f"# {title}", "", "Accuracies in per cent, on 10,000 fresh sequences a seed.", ""]
+    lines = [
+        f"# {title}",
+        "",
+        note,
+        "Accuracies in per cent, on 10,000 fresh sequences a seed; seconds of all seeds.",
+        "",
+    ]
     lines += ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
     lines += ["| " + " | ".join(row[name] for name in COLUMNS) + " |" for row in table]
     write_atomic(folder / "table.md", ("\n".join(lines) + "\n").encode())
