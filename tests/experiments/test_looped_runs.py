@@ -183,8 +183,8 @@ def test_paper_scale_is_the_papers():
     assert (spec.width, spec.heads, spec.layers, spec.loops, spec.timestep) == (256, 4, 1, 100, "adaln")
     assert (recipe.schedule.batch, recipe.schedule.rate, recipe.schedule.steps) == (64, 1e-4, 781_250)
     assert (recipe.train_size, recipe.options["length"]) == (1_000_000, 60)
-    assert rows["sudoku/standard/L-6"].recipes[0].spec().layers == 6
-    assert rows["sudoku/looped/r-32"].recipes[0].spec().loss_over == "all"
+    assert rows["sudoku/standard/L-6"].recipes[0].switches["layers"] == 6
+    assert rows["sudoku/looped/r-32"].recipes[0].switches["loss_over"] == "all"
     language = {row.name: row.recipes[0] for row in tmlt_rows("tmlt-table4", "paper")}
     looped = language["language/looped/r-24-timestep"]
     assert looped.schedule.betas == (0.9, 0.95)
@@ -220,6 +220,12 @@ def test_reproduce_command(tmp_path, capsys, monkeypatch):
     assert "| r = 3, timestep, seed 1 |" in capsys.readouterr().out
     table = (tmp_path / "five" / "table.csv").read_text().splitlines()
     assert len(table) == 2
+    huge = replace(recipe, switches={"width": 4096, "heads": 2, "loops": 100_000})
+    monkeypatch.setattr(command, "tmlt_rows", lambda *_: [ff_row(huge), ff_row(recipe)])
+    assert main(["reproduce", "tmlt-table2", "-o", str(tmp_path / "x"), "--estimate"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert "are available; take a smaller batch" in first
+    assert "minutes" in second
     assert main(["reproduce", "table1", "-o", str(tmp_path / "x"), "--data", "a.txt"]) == 2
     assert "generates its data" in capsys.readouterr().err
 

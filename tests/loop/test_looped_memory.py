@@ -82,6 +82,7 @@ def test_x_transformers_takes_the_same_sizes(bench):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own, when it loads its compiler
 def test_compiled_is_eager():
     model = ff.LoopedTransformer(d_in=9, width=16, heads=2, loops=3, tokens=8, timestep="adaln", seed=1)
     torch.nn.init.normal_(model.modulate_bias, std=0.3, generator=torch.Generator().manual_seed(0))

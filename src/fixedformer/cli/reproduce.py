@@ -9,7 +9,7 @@ import torch
 from cyclopts import Parameter
 
 from fixedformer.cli.train import device_named, follow
-from fixedformer.errors import SpecError
+from fixedformer.errors import CapacityError, SpecError
 from fixedformer.experiments import reproduce as work
 from fixedformer.experiments import tmlt_table
 from fixedformer.experiments.continuity import probe_lines, probe_run
@@ -63,7 +63,10 @@ def reproduce(
     place = device_named(device)
     if estimate:
         for row in chosen:
-            print(work.estimate(row, place), flush=True)
+            try:
+                print(work.estimate(row, place), flush=True)
+            except CapacityError as error:  # the other rows may fit
+                print(f"{row.name}: {error}", flush=True)
         return 0
     for row, run in work.runs(chosen, out, place, seed=seed):
         if not run.done:

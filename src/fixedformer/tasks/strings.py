@@ -246,19 +246,29 @@ def _edit(
 ) -> tuple[Letters, Ids]:
     """Each row of `first` after its edits in turn, each at a random place of the string as it then is."""
     count, n = first.shape
-    room = int(n + np.maximum(kinds, 0).sum(1).max()) + 1
+    places = generator.random((n, count))
+    parts = [slice(start, start + CHUNK) for start in range(0, count, CHUNK)]
+    edited = [_edit_chunk(first[p], kinds[p], spare[p], wanted, places[:, p]) for p in parts]
+    return np.concatenate([text for text, _ in edited]), np.concatenate([lengths for _, lengths in edited])
+
+
+def _edit_chunk(
+    first: Letters, kinds: NDArray[np.int8], spare: Letters, wanted: int, places: NDArray[np.float64]
+) -> tuple[Letters, Ids]:
+    count, n = first.shape
+    room = max(wanted, int(n + np.maximum(kinds, 0).sum(1).max()) + 1)
     text = np.zeros((count, room), dtype=np.uint8)
     text[:, :n] = first
-    lengths, place = np.full(count, n), np.arange(room, dtype=np.int16)
+    small = np.uint8 if room < 256 else np.int16
+    lengths, place = np.full(count, n), np.arange(room, dtype=small)
     for step in range(n):
         kind = kinds[:, step]
-        at = (generator.random(count) * lengths).astype(np.int16)[:, None]
-        behind = place > at  # strictly
+        at = (places[step] * lengths).astype(small)[:, None]
+        here, behind = place == at, place > at
         moved = text.copy()
-        pop, put = (kind == -1)[:, None], (kind == 1)[:, None]
-        np.copyto(moved[:, :-1], text[:, 1:], where=pop & (behind | (place == at))[:, :-1])
-        np.copyto(moved[:, 1:], text[:, :-1], where=put & behind[:, 1:])
-        np.copyto(moved, spare[:, step : step + 1], where=~pop & (place == at))
+        np.copyto(moved[:, :-1], text[:, 1:], where=(kind == -1)[:, None] & (behind | here)[:, :-1])
+        np.copyto(moved[:, 1:], text[:, :-1], where=(kind == 1)[:, None] & behind[:, 1:])
+        np.copyto(moved, spare[:, step : step + 1], where=(kind != -1)[:, None] & here)
         text, lengths = moved, lengths + kind
     return text[:, :wanted], lengths
 
