@@ -1,0 +1,106 @@
+"""The definition: vector field of one block, its derivative, residual steps, flows. NumPy, any batch; no compiled code.
+
+F(X) = softmax(X A X^T) X V for X (..., tokens, d), with the sum over earlier tokens only under a causal mask. Everything
+fast in this folder is tested against this file, and schedules are judged with it.
+"""
+
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+def attention_weights(X: Array, scores: Array, causal: bool = False) -> Array:
+    """softmax(X A X^T), (..., tokens, tokens), rows sum to one."""
+    raw = X @ scores @ np.swapaxes(X, -1, -2)
+    if causal:
+        tokens = X.shape[-2]
+        raw = np.where(np.tril(np.ones((tokens, tokens), dtype=bool)), raw, -np.inf)
+    raw = np.exp(raw - raw.max(-1, keepdims=True))
+    weights: Array = raw / raw.sum(-1, keepdims=True)
+    return weights
+
+
+def vector_field(X: Array, scores: Array, values: Array, causal: bool = False) -> Array:
+    """F(X), the same shape as X (..., tokens, d); `scores` and `values` are A and V of one block, (d, d)."""
+    field: Array = attention_weights(X, scores, causal) @ X @ values
+    return field
+
+
+def field_jacobian(X: Array, scores: Array, values: Array, causal: bool = False) -> Array:
+    """dF(X)/dX, (..., tokens, d, tokens, d): [i, b, j, a] is dF_ib/dX_ja.
+
+    dF_i/dx_j = P_ij [(x_i A)' ((x_j - o_i) V) + V] + δ_ij A Cov_i V, with o_i = sum_j P_ij x_j and Cov_i the covariance of
+    the tokens under row i of P. Derived in docs/theory/schedule.md, section 2.
+    """
+    P = attention_weights(X, scores, causal)
+    means = P @ X  # (..., i, d)
+    centred = X[..., None, :, :] - means[..., :, None, :]  # (..., i, j, d)
+    away, moved = centred @ values, X @ scores
+    jacobian = np.einsum("...ij,...ijb,...ia->...ibja", P, away, moved)
+    jacobian += np.einsum("...ij,ab->...ibja", P, values)
+    spread = np.einsum("...ij,...ijc,...ijb->...icb", P, centred, away)
+    place = np.arange(X.shape[-2])
+    jacobian[..., place, :, place, :] += np.moveaxis(np.einsum("ac,...icb->...iba", scores, spread), -3, 0)
+    return jacobian
+
+
+def residual_step(X: Array, eta: float, scores: Array, values: Array, causal: bool = False) -> Array:
+    """X + eta F(X): one layer of the finite-depth machine; eta carries the sign."""
+    return X + eta * vector_field(X, scores, values, causal)
+
+
+def undo_residual_step(
+    X: Array, eta: float, scores: Array, values: Array, causal: bool = False, rounds: int = 50
+) -> Array:
+    """The Z with Z + eta F(Z) = X, by Newton's method from X - eta F(X), to rounding.
+
+    There is one near X as long as |eta| times the Lipschitz constant of F is below one. Rows that do not converge come
+    back as NaN: a failure is a value, and the caller says what it was for.
+    """
+    Z = X - eta * vector_field(X, scores, values, causal)
+    size = X.shape[-2] * X.shape[-1]
+    previous = np.full(X.shape[:-2], np.inf)
+    for _ in range(rounds):
+        gap = X - residual_step(Z, eta, scores, values, causal)
+        error = np.abs(gap).max((-2, -1))
+        if not (error < previous).any():
+            break
+        jacobian = field_jacobian(Z, scores, values, causal).reshape(*X.shape[:-2], size, size)
+        step = np.linalg.solve(np.eye(size) + eta * jacobian, gap.reshape(*X.shape[:-2], size, 1)).reshape(X.shape)
+        Z = np.where((error < previous)[..., None, None], Z + step, Z)
+        previous = np.minimum(previous, error)
+    scale = 1e-12 * (1 + np.abs(X).max((-2, -1)))
+    return np.where((previous <= scale)[..., None, None], Z, np.nan)
+
+
+def runge_kutta_step(X: Array, time: float, scores: Array, values: Array, causal: bool = False) -> Array:
+    """One classical fourth-order step of X' = F(X)."""
+    k1 = vector_field(X, scores, values, causal)
+    k2 = vector_field(X + time / 2 * k1, scores, values, causal)
+    k3 = vector_field(X + time / 2 * k2, scores, values, causal)
+    k4 = vector_field(X + time * k3, scores, values, causal)
+    return X + time / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+
+
+def adaptive_flow(X: Array, time: float, scores: Array, values: Array, causal: bool = False) -> Array:
+    """The flow of X' = F(X) for a signed time, by scipy's DOP853 at rtol 1e-13: the judge of continuous schedules.
+
+    It shares neither code nor order with the Runge-Kutta steps that the search uses.
+    """
+    from scipy.integrate import solve_ivp
+
+    if time == 0:
+        return X
+    shape = X.shape
+    solution = solve_ivp(
+        lambda _, x: (np.sign(time) * vector_field(x.reshape(shape), scores, values, causal)).reshape(-1),
+        (0.0, abs(time)),
+        X.reshape(-1),
+        method="DOP853",
+        rtol=1e-13,
+        atol=1e-14,
+    )
+    end: Array = solution.y[:, -1].reshape(shape)
+    return end

@@ -1,0 +1,162 @@
+"""The relaxation: damped Newton steps that join the words while their strain, and so the amplification, goes down.
+
+Each step solves the quadratic program of `lifted.py` with the strain of `strain.py` in its objective. It is accepted when
+the defects, measured by the S of that step (so that no choice of units matters), do not grow. The iterate with the least
+end-to-end amplification among the nearly joined ones is kept. Iteration limits decide, never a clock.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from fixedformer.schedule import strain
+from fixedformer.schedule.field import Array
+from fixedformer.schedule.lifted import SingularStep, newton_step
+from fixedformer.schedule.maps import WordMaps, amplification
+
+CLIP = 0.985
+"""Durations stay within this share of the largest; beyond it their scale would vanish."""
+JOINED_LEVEL, JOINED_DEFECT = 0.36, 0.2
+"""An iterate this close to joined can be finished by Newton's method alone, so it may be kept."""
+SMALLEST = 1e-6
+"""A damping below this means that the step leads nowhere: start again."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The search's knobs; durations in the machine's time. Defaults are chosen in `solve.settings_for`."""
+
+    half: int = 8
+    words: int = 48
+    substeps: int = 8
+    amplitude: float = 0.2
+    largest: float = 0.4
+    candidates: int = 64
+    top: int = 3
+    random: int = 3
+    strength: float = 0.06
+    strength_cap: float = 0.3
+    duration_weight: float = 1.0
+    node_weight: float = 1.0
+    target: float = 3e2
+    patience: int = 20
+    iterations: int = 200
+
+
+@dataclass(frozen=True)
+class Record:
+    """One step, for whoever watches."""
+
+    phase: str
+    attempt: int
+    iteration: int
+    residual: float
+    level: float
+    amplification: float
+    damping: float
+
+
+@dataclass(frozen=True)
+class State:
+    """All that a relaxation needs to go on: it can be saved after any step and resumed exactly."""
+
+    nodes: Array
+    durations: Array
+    iteration: int = 0
+    strength: float = 0.06
+    damping: float = 0.05
+    since: int = 0
+    best: float = float("inf")
+    best_nodes: Array | None = field(default=None, repr=False)
+    best_durations: Array | None = field(default=None, repr=False)
+    finished: str = ""
+
+
+def joints(ends: Array, nodes: Array, Y: Array) -> Array:
+    """Defects c_w = Z_{w+1} - (end of word w), the last against Y; (words, sequences, size)."""
+    return np.concatenate([nodes[1:], Y[None]]) - ends
+
+
+def duration_scale(durations: Array, largest: float) -> Array:
+    """Durations near their bound move less: 1 - (t / largest)^2, at least 0.03."""
+    return np.clip(1 - (durations / largest) ** 2, 0.03, 1)
+
+
+def relax(
+    maps: WordMaps, X: Array, Y: Array, state: State, settings: Settings, seed: tuple[int, ...]
+) -> Iterator[tuple[State, Record]]:
+    """Yield (state, record) after each step until the state's `finished` says why it ended. X, Y (sequences, size).
+
+    Random directions of step i come from a generator seeded with (*seed, i), so that a resumed run takes the same steps.
+    """
+    _, M = maps(state.nodes, state.durations, "state")
+    while not state.finished:
+        generator = np.random.default_rng([*seed, state.iteration])
+        try:
+            state, M, record = _step(maps, X, Y, state, M, settings, generator)
+        except (SingularStep, np.linalg.LinAlgError):
+            state = replace(state, finished="the linearised problem became singular")
+            record = Record("relax", seed[-1], state.iteration, float("nan"), float("nan"), state.best, 0.0)
+        yield state, replace(record, attempt=seed[-1])
+
+
+def _step(
+    maps: WordMaps, X: Array, Y: Array, state: State, M: Array, settings: Settings, generator: np.random.Generator
+) -> tuple[State, Array, Record]:
+    """One step: linearise, solve, keep the best, search along the step."""
+    E = strain.directions(M, generator, settings.top, settings.random)
+    at = strain.linearise(maps, state.nodes, state.durations, E)
+    defects = joints(at.ends, state.nodes, Y)
+    scale = duration_scale(state.durations, settings.largest)
+    pull = settings.duration_weight * state.durations * scale
+    model = strain.weights(at, pull, scale, state.strength, settings.duration_weight, settings.node_weight)
+    dt, dZ, S = newton_step(defects, at.state, at.by_duration, scale, model)
+    level, residual, grown = S.level(defects.reshape(len(defects), -1)), norm(defects), amplification(at.state)
+    record = Record("relax", 0, state.iteration, residual, level, grown, state.damping)
+    state = _keep(state, level, residual, grown, settings)
+    if state.finished:
+        return state, M, record
+    cost = _cost(at.state, state.durations, state.strength, settings)
+    damping = min(1.0, 2.5 * state.damping, 0.2 / np.abs(dt).max(), 0.3 / np.abs(dZ).max())
+    while damping >= SMALLEST:
+        durations = np.clip(state.durations + damping * dt, -CLIP * settings.largest, CLIP * settings.largest)
+        nodes = state.nodes + damping * dZ
+        ends, M = maps(nodes, durations, "state")
+        if S.level(joints(ends, nodes, Y).reshape(len(nodes), -1)) <= max((1 - damping / 4) * level, 0.3):
+            allowed = 3.0 if level > 1.5 else 1.25
+            if _cost(M, durations, state.strength, settings) <= allowed * cost:
+                break
+        damping /= 2
+    else:
+        return replace(state, finished="no step reduced the defects"), M, record
+    strength = min(1.5 * state.strength, settings.strength_cap) if level <= 0.3 else state.strength
+    state = replace(
+        state, nodes=nodes, durations=durations, iteration=state.iteration + 1, strength=strength, damping=damping
+    )
+    return state, M, record
+
+
+def _keep(state: State, level: float, residual: float, grown: float, settings: Settings) -> State:
+    """Remember a nearly joined iterate that amplifies less; finish at the target, without gain, or at the limit."""
+    since = state.since + 1
+    if level < JOINED_LEVEL and residual < JOINED_DEFECT and grown < state.best:
+        since = 0 if grown < 0.97 * state.best else since
+        state = replace(state, best=grown, best_nodes=state.nodes, best_durations=state.durations)
+    finished = ""
+    if state.best_nodes is not None and state.best < settings.target:
+        finished = "amplification is low enough"
+    elif state.best_nodes is not None and since > settings.patience:
+        finished = "amplification no longer falls"
+    elif state.iteration >= settings.iterations:
+        finished = "iteration limit"
+    return replace(state, since=since, finished=finished)
+
+
+def _cost(M: Array, durations: Array, strength: float, settings: Settings) -> float:
+    return strength * strain.total_strain(M) + 0.5 * settings.duration_weight * float((durations**2).sum())
+
+
+def norm(values: Array) -> float:
+    """Euclidean norm of everything."""
+    return float(np.linalg.norm(values.reshape(-1)))
