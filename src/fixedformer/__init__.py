@@ -54,6 +54,12 @@ _HOME = {
     "load_loop_program": "loop.files",
     "AttentionSimulator": "prompt.simulator",
     "Prompt": "prompt.simulator",
+    "FrozenBlocks": "schedule.blocks",
+    "Schedule": "schedule.program",
+    "save_schedule": "schedule.files",
+    "load_schedule": "schedule.files",
+    "save_search": "schedule.files",
+    "load_search": "schedule.files",
     "decompile": "embedding.decompile",
     "Decompiled": "embedding.decompile",
     "shrink": "embedding.decompile",
@@ -96,6 +102,9 @@ if TYPE_CHECKING:
     from fixedformer.loop.moduli import lipschitz
     from fixedformer.loop.program import LoopProgram
     from fixedformer.prompt.simulator import AttentionSimulator, Prompt
+    from fixedformer.schedule.blocks import FrozenBlocks
+    from fixedformer.schedule.files import load_schedule, load_search, save_schedule, save_search
+    from fixedformer.schedule.program import Schedule
     from fixedformer.target import Card, Target, TargetSpec
 
 __all__ = [
@@ -110,6 +119,7 @@ __all__ = [
     "Check",
     "Decompiled",
     "FixedformerError",
+    "FrozenBlocks",
     "FrozenMachine",
     "LoopProgram",
     "LoopedApproximator",
@@ -117,6 +127,7 @@ __all__ = [
     "Prompt",
     "RandomBlockMachine",
     "RandomMachine",
+    "Schedule",
     "SharedAttentionMachine",
     "SparseBlockMachine",
     "SparseMachine",
@@ -139,6 +150,8 @@ __all__ = [
     "load_block_target",
     "load_loop_program",
     "load_program",
+    "load_schedule",
+    "load_search",
     "load_target",
     "lower_bound",
     "one_hot",
@@ -147,6 +160,8 @@ __all__ = [
     "save_block_target",
     "save_loop_program",
     "save_program",
+    "save_schedule",
+    "save_search",
     "save_target",
     "shrink",
     "widths",

@@ -1,8 +1,8 @@
 """Which problems have a schedule at all: the obstructions, each with its reason, found before any search.
 
-Every flow here is invertible and treats tokens alike, so what is equal in X stays equal and what differs stays different.
-Where attention has only one thing to look at it is the identity, and the token moves by one linear map x -> x G common to
-all sequences, det G > 0. Statements and proofs: docs/theory/schedule.md, section 3.
+Every flow here is invertible and treats tokens alike, so what is equal in X stays equal and what differs stays
+different. Where attention has only one thing to look at it is the identity, and the token moves by one linear map x ->
+x G common to all sequences, det G > 0. Statements and proofs: docs/theory/schedule.md, section 3.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,8 @@ import numpy as np
 from fixedformer.schedule.field import Array
 
 SAME = 1e-12
-"""Numbers that agree to this share of the largest entry count as equal: closer pairs cannot be told apart in float64."""
+"""Numbers that agree to this share of the largest entry count as equal: closer pairs cannot be told apart in float64.
+"""
 LINEAR = 1e-9
 """A linear relation that is broken by less than this share is rounding of the targets."""
 
@@ -44,7 +45,9 @@ def check(X: Array, Y: Array, causal: bool) -> Feasibility:
 
 def close(a: Array, b: Array) -> bool:
     """Equal to rounding, in the scale of the entries."""
-    return bool(np.abs(a - b).max(initial=0.0) <= SAME * max(np.abs(a).max(initial=0.0), np.abs(b).max(initial=0.0), 1.0))
+    return bool(
+        np.abs(a - b).max(initial=0.0) <= SAME * max(np.abs(a).max(initial=0.0), np.abs(b).max(initial=0.0), 1.0)
+    )
 
 
 def ties_of_tokens(X: Array, Y: Array) -> list[str]:
@@ -98,8 +101,8 @@ def ties_of_prefixes(X: Array, Y: Array) -> list[str]:
             before, after = shared_prefix(X[s], X[r]), shared_prefix(Y[s], Y[r])
             if before != after:
                 reasons.append(
-                    f"sequences {r} and {s} share a prefix of {before} token(s) in X and of {after} in Y: under a causal "
-                    "mask shared prefixes stay shared, and only they"
+                    f"sequences {r} and {s} share a prefix of {before} token(s) in X and of {after} in Y: under a "
+                    "causal mask shared prefixes stay shared, and only they"
                 )
     return reasons
 
@@ -122,7 +125,9 @@ def linear_places(X: Array, causal: bool) -> list[tuple[int, int]]:
     """(sequence, token) of tokens that see only copies of themselves, so that attention is the identity there."""
     sequences, tokens, _ = X.shape
     if causal:
-        return [(s, i) for s in range(sequences) for i in range(tokens) if all(close(X[s, i], X[s, j]) for j in range(i))]
+        return [
+            (s, i) for s in range(sequences) for i in range(tokens) if all(close(X[s, i], X[s, j]) for j in range(i))
+        ]
     return [(s, 0) for s in range(sequences) if all(close(X[s, 0], X[s, j]) for j in range(tokens))]
 
 
@@ -145,7 +150,9 @@ def linear_obstructions(X: Array, Y: Array, causal: bool) -> list[str]:
         return [f"the {where} move by one linear map X_1 -> X_1 G, and the best G misses Y_1 by {broken:.2g}"]
     rank, after = np.linalg.matrix_rank(first), np.linalg.matrix_rank(last)
     if rank != after:
-        return [f"the {where} span {rank} dimension(s) in X and {after} in Y; an invertible linear map keeps that number"]
+        return [
+            f"the {where} span {rank} dimension(s) in X and {after} in Y; an invertible linear map keeps that number"
+        ]
     if rank == d and np.linalg.det(G) <= 0:
         return [f"the {where} need the linear map G with det G = {np.linalg.det(G):.2g}; flows have det G > 0"]
     return []

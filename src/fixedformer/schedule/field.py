@@ -1,7 +1,7 @@
 """The definition: vector field of one block, its derivative, residual steps, flows. NumPy, any batch; no compiled code.
 
-F(X) = softmax(X A X^T) X V for X (..., tokens, d), with the sum over earlier tokens only under a causal mask. Everything
-fast in this folder is tested against this file, and schedules are judged with it.
+F(X) = softmax(X A X^T) X V for X (..., tokens, d), with the sum over earlier tokens only under a causal mask.
+Everything fast in this folder is tested against this file, and schedules are judged with it.
 """
 
 from typing import Any
@@ -31,14 +31,14 @@ def vector_field(X: Array, scores: Array, values: Array, causal: bool = False) -
 def field_jacobian(X: Array, scores: Array, values: Array, causal: bool = False) -> Array:
     """dF(X)/dX, (..., tokens, d, tokens, d): [i, b, j, a] is dF_ib/dX_ja.
 
-    dF_i/dx_j = P_ij [(x_i A)' ((x_j - o_i) V) + V] + δ_ij A Cov_i V, with o_i = sum_j P_ij x_j and Cov_i the covariance of
-    the tokens under row i of P. Derived in docs/theory/schedule.md, section 2.
+    dF_i/dx_j = P_ij [(x_i A)' ((x_j - o_i) V) + V] + δ_ij A Cov_i V, with o_i = sum_j P_ij x_j and Cov_i the covariance
+    of the tokens under row i of P. Derived in docs/theory/schedule.md, section 2.
     """
     P = attention_weights(X, scores, causal)
     means = P @ X  # (..., i, d)
     centred = X[..., None, :, :] - means[..., :, None, :]  # (..., i, j, d)
     away, moved = centred @ values, X @ scores
-    jacobian = np.einsum("...ij,...ijb,...ia->...ibja", P, away, moved)
+    jacobian: Array = np.einsum("...ij,...ijb,...ia->...ibja", P, away, moved)
     jacobian += np.einsum("...ij,ab->...ibja", P, values)
     spread = np.einsum("...ij,...ijc,...ijb->...icb", P, centred, away)
     place = np.arange(X.shape[-2])
@@ -48,7 +48,8 @@ def field_jacobian(X: Array, scores: Array, values: Array, causal: bool = False)
 
 def residual_step(X: Array, eta: float, scores: Array, values: Array, causal: bool = False) -> Array:
     """X + eta F(X): one layer of the finite-depth machine; eta carries the sign."""
-    return X + eta * vector_field(X, scores, values, causal)
+    moved: Array = X + eta * vector_field(X, scores, values, causal)
+    return moved
 
 
 def undo_residual_step(
@@ -81,7 +82,8 @@ def runge_kutta_step(X: Array, time: float, scores: Array, values: Array, causal
     k2 = vector_field(X + time / 2 * k1, scores, values, causal)
     k3 = vector_field(X + time / 2 * k2, scores, values, causal)
     k4 = vector_field(X + time * k3, scores, values, causal)
-    return X + time / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+    moved: Array = X + time / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+    return moved
 
 
 def adaptive_flow(X: Array, time: float, scores: Array, values: Array, causal: bool = False) -> Array:

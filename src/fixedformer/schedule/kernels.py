@@ -1,7 +1,7 @@
 """The inner loop: end points of words and their first derivatives, compiled by numba.
 
-One system is one sequence, flattened to `size` = tokens * d numbers, moved by a word: segment k runs block blocks[k] for
-the signed duration t[k]. scheme 0: `substeps` residual steps X <- X + (t/substeps) F(X), the finite-depth machine
+One system is one sequence, flattened to `size` = tokens * d numbers, moved by a word: segment k runs block blocks[k]
+for the signed duration t[k]. scheme 0: `substeps` residual steps X <- X + (t/substeps) F(X), the finite-depth machine
 itself. scheme 1: `substeps` steps of classical Runge-Kutta, which stands for the flow while we search.
 
 The definition that this is tested against is `field.py`, which shares no code with it.
@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 from numba import njit, prange
 
-Array = np.ndarray[Any, np.dtype[np.float64]]
+OPTIONS: dict[str, Any] = {"cache": True, "fastmath": {"contract"}, "error_model": "numpy"}
+"""Machine code is kept on disk; a * b + c may be one rounding (nothing else is reordered); division is IEEE's."""
 
 
-@njit(cache=True, fastmath={"contract"})  # type: ignore[untyped-decorator]
+@njit(**OPTIONS)
 def _field(x, scores, values, tokens, causal, moved, weights, means, out):  # type: ignore[no-untyped-def]
     """F(x) into `out`; also x A into `moved`, the softmax into `weights`, its means of tokens into `means`."""
     d = scores.shape[0]
@@ -50,12 +51,14 @@ def _field(x, scores, values, tokens, causal, moved, weights, means, out):  # ty
             out[i * d + b] = total
 
 
-@njit(cache=True, fastmath={"contract"})  # type: ignore[untyped-decorator]
-def _jacobian(x, scores, values, tokens, causal, moved, weights, out, keyed, valued, jac):  # type: ignore[no-untyped-def]
+@njit(**OPTIONS)
+def _jacobian(  # type: ignore[no-untyped-def]
+    x, scores, values, tokens, causal, moved, weights, out, keyed, valued, jac
+):
     """dF/dx into `jac` (size, size), from what `_field` left behind. `keyed` and `valued` are scratch.
 
-    dF_i/dx_j = P_ij [(x_i A)' ((x_j - o_i) V) + V] + δ_ij A Cov_i V with o_i = sum_j P_ij x_j (docs/theory/schedule.md);
-    (x_j - o_i) V = x_j V - F_i.
+    dF_i/dx_j = P_ij [(x_i A)' ((x_j - o_i) V) + V] + δ_ij A Cov_i V with o_i = sum_j P_ij x_j
+    (docs/theory/schedule.md); (x_j - o_i) V = x_j V - F_i.
     """
     d = scores.shape[0]
     for j in range(tokens):
@@ -80,7 +83,7 @@ def _jacobian(x, scores, values, tokens, causal, moved, weights, out, keyed, val
                     jac[row, i * d + a] += away * keyed[j * d + a]
 
 
-@njit(cache=True, fastmath={"contract"})  # type: ignore[untyped-decorator]
+@njit(**OPTIONS)
 def _push(jac, eta, tangents, columns, image):  # type: ignore[no-untyped-def]
     """image = eta * jac @ tangents for the first `columns` columns."""
     size = jac.shape[0]
@@ -100,8 +103,10 @@ def _push(jac, eta, tangents, columns, image):  # type: ignore[no-untyped-def]
                 image[row, c] += j0 * tangents[k, c]
 
 
-@njit(cache=True, fastmath={"contract"})  # type: ignore[untyped-decorator]
-def _word(x, t, blocks, scores, values, tokens, causal, substeps, scheme, want, tangents):  # type: ignore[no-untyped-def]
+@njit(**OPTIONS)
+def _word(  # type: ignore[no-untyped-def]
+    x, t, blocks, scores, values, tokens, causal, substeps, scheme, want, tangents
+):
     """Move x (size,) in place by one word; `tangents` (size, columns) with it where `want` > 0."""
     size, total = x.shape[0], tangents.shape[1]
     moved, means, out = np.empty(size), np.empty(size), np.empty(size)
@@ -158,7 +163,78 @@ def _word(x, t, blocks, scores, values, tokens, causal, substeps, scheme, want, 
                 tangents[row, size + k] = out[row]
 
 
-@njit(cache=True, parallel=True, fastmath={"contract"})  # type: ignore[untyped-decorator]
-def move_words(x, t, of, blocks, scores, values, tokens, causal, substeps, scheme, want, tangents):  # type: ignore[no-untyped-def]
+@njit(parallel=True, **OPTIONS)
+def move_words(  # type: ignore[no-untyped-def]
+    x, t, of, blocks, scores, values, tokens, causal, substeps, scheme, want, tangents
+):
     for s in prange(x.shape[0]):
         _word(x[s], t[of[s]], blocks, scores, values, tokens, causal, substeps, scheme, want, tangents[s])
+
+
+@njit(**OPTIONS)
+def _eliminate(matrix, right):  # type: ignore[no-untyped-def]
+    """Solve matrix x = right in place, rows exchanged by the largest pivot."""
+    size = right.shape[0]
+    for k in range(size):
+        pivot = k
+        for row in range(k + 1, size):
+            if abs(matrix[row, k]) > abs(matrix[pivot, k]):
+                pivot = row
+        if pivot != k:
+            for c in range(size):
+                matrix[k, c], matrix[pivot, c] = matrix[pivot, c], matrix[k, c]
+            right[k], right[pivot] = right[pivot], right[k]
+        for row in range(k + 1, size):
+            factor = matrix[row, k] / matrix[k, k]
+            for c in range(k + 1, size):
+                matrix[row, c] -= factor * matrix[k, c]
+            right[row] -= factor * right[k]
+    for k in range(size - 1, -1, -1):
+        for c in range(k + 1, size):
+            right[k] -= matrix[k, c] * right[c]
+        right[k] /= matrix[k, k]
+
+
+@njit(**OPTIONS)
+def undo_steps(  # type: ignore[no-untyped-def]
+    x, t, order, scores, values, tokens, causal, substeps, rounds, worst
+):
+    """Run residual steps backwards, last segment first, x (systems, size) in place; the worst relative defect of each.
+
+    Each step solves Z + eta F(Z) = X by Newton's method from X - eta F(X), until the defect no longer falls.
+    """
+    size = x.shape[1]
+    moved, means, out = np.empty(size), np.empty(size), np.empty(size)
+    keyed, valued, z, gap = np.empty(size), np.empty(size), np.empty(size), np.empty(size)
+    weights, jac, kept = np.empty((tokens, tokens)), np.empty((size, size)), np.empty(size)
+    for s in range(x.shape[0]):
+        worst[s] = 0.0
+        for step in range(order.shape[0] * substeps - 1, -1, -1):
+            k = step // substeps
+            a, v, eta = scores[order[k]], values[order[k]], t[k] / substeps
+            _field(x[s], a, v, tokens, causal, moved, weights, means, out)
+            top = 1.0
+            for i in range(size):
+                z[i] = x[s, i] - eta * out[i]
+                top = max(top, abs(x[s, i]))
+            least = np.inf
+            for _ in range(rounds):
+                _field(z, a, v, tokens, causal, moved, weights, means, out)
+                defect = 0.0
+                for i in range(size):
+                    gap[i] = x[s, i] - z[i] - eta * out[i]
+                    defect = max(defect, abs(gap[i]))
+                if not defect < least:
+                    break
+                least = defect
+                kept[:] = z
+                _jacobian(z, a, v, tokens, causal, moved, weights, out, keyed, valued, jac)
+                for i in range(size):
+                    for j in range(size):
+                        jac[i, j] *= eta
+                    jac[i, i] += 1.0
+                _eliminate(jac, gap)
+                for i in range(size):
+                    z[i] += gap[i]
+            x[s] = kept
+            worst[s] = max(worst[s], least / top)

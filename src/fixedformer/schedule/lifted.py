@@ -1,6 +1,7 @@
 """One Newton step of all words together: a quadratic program whose Schur complement is block tridiagonal.
 
-Unknown u_w = (durations of word w, scaled; node Z_w). The words must join: c_w = Z_{w+1} - Phi(Z_w, t_w) = 0, linearised
+Unknown u_w = (durations of word w, scaled; node Z_w). The words must join: c_w = Z_{w+1} - Phi(Z_w, t_w) = 0,
+linearised
     c_w + dZ_{w+1} - M_w dZ_w - B_w dt_w = 0,      Z_0 = X and Z_W = Y fixed.
 Minimise sum_w u_w' H_w u_w / 2 + g_w' u_w under that; H_w couples only u_w, so S = G H^-1 G' is block tridiagonal and
     S l = c - G H^-1 g,   u = -H^-1 (g + G' l).     Derivation: docs/theory/schedule.md, section 4.
@@ -91,8 +92,8 @@ def newton_step(
 ) -> tuple[Array, Array, BlockTridiagonal]:
     """(dt, dZ, S) of the quadratic program above.
 
-    defects (words, sequences, size); state = M (words, sequences, size, size); by_duration = B (words, sequences, size, K);
-    scale (words, K): durations move in units of it. dt (words, K), dZ (words, sequences, size) with dZ_0 = 0.
+    defects (words, sequences, size); state = M (words, sequences, size, size); by_duration = B (words, sequences, size,
+    K); scale (words, K): durations move in units of it. dt (words, K), dZ (words, sequences, size) with dZ_0 = 0.
     Raises SingularStep.
     """
     words, sequences, size, K = by_duration.shape

@@ -1,7 +1,7 @@
 """Words of one shape, all moved at once: the compiled inner loop with shapes that a solver likes.
 
-A *word* is K segments; segment k runs block `order[k]` for a signed duration. All words of a search have the same order,
-so durations are an array (words, K). Word w starts at node Z_w (sequences, size); size = tokens * d.
+A *word* is K segments; segment k runs block `order[k]` for a signed duration. All words of a search have the same
+order, so durations are an array (words, K). Word w starts at node Z_w (sequences, size); size = tokens * d.
 """
 
 from dataclasses import dataclass
@@ -70,7 +70,8 @@ def rollout(maps: WordMaps, X: Array, durations: Array) -> tuple[Array, Array]:
 
 
 def amplification(state: Array) -> float:
-    """Largest singular value, over sequences, of the product of the words' state derivatives (words, sequences, .., ..).
+    """Largest singular value, over sequences, of the product of the words' state derivatives (words, sequences, ..,
+    ..).
 
     It is how much an error at the start has grown at the end, and what float64 loses.
     """

@@ -16,10 +16,10 @@ Mode = Literal["finite", "continuous"]
 class Schedule:
     """Segments (block, signed duration), run one after the other, the same for all sequences.
 
-    order: (segments,) uint8, 0 or 1. durations: (segments,) float64, signed. remainders: (segments,) float64, added to the
-    durations in extended precision only (zeros where nothing was refined). substeps: residual steps a segment; each has
-    eta = duration / substeps. mode: "finite" (residual steps) or "continuous" (X' = sign F(X)). report: what the search
-    says: status, error, amplification, depth, timings.
+    order: (segments,) uint8, 0 or 1. durations: (segments,) float64, signed. remainders: (segments,) float64, added to
+    the durations in extended precision only (zeros where nothing was refined). substeps: residual steps a segment; each
+    has eta = duration / substeps. mode: "finite" (residual steps) or "continuous" (X' = sign F(X)). report: what the
+    search says: status, error, amplification, depth, timings.
     """
 
     order: Array

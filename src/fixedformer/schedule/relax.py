@@ -1,8 +1,8 @@
 """The relaxation: damped Newton steps that join the words while their strain, and so the amplification, goes down.
 
-Each step solves the quadratic program of `lifted.py` with the strain of `strain.py` in its objective. It is accepted when
-the defects, measured by the S of that step (so that no choice of units matters), do not grow. The iterate with the least
-end-to-end amplification among the nearly joined ones is kept. Iteration limits decide, never a clock.
+Each step solves the quadratic program of `lifted.py` with the strain of `strain.py` in its objective. It is accepted
+when the defects, measured by the S of that step (so that no choice of units matters), do not grow. The iterate with the
+least end-to-end amplification among the nearly joined ones is kept. Iteration limits decide, never a clock.
 """
 
 from collections.abc import Iterator
@@ -84,17 +84,18 @@ def duration_scale(durations: Array, largest: float) -> Array:
 
 
 def relax(
-    maps: WordMaps, X: Array, Y: Array, state: State, settings: Settings, seed: tuple[int, ...]
+    maps: WordMaps, Y: Array, state: State, settings: Settings, seed: tuple[int, ...]
 ) -> Iterator[tuple[State, Record]]:
-    """Yield (state, record) after each step until the state's `finished` says why it ended. X, Y (sequences, size).
+    """Yield (state, record) after each step until the state's `finished` says why it ended. Y (sequences, size); X is the first node.
 
-    Random directions of step i come from a generator seeded with (*seed, i), so that a resumed run takes the same steps.
+    Random directions of step i come from a generator seeded with (*seed, i), so that a resumed run takes the same
+    steps.
     """
     _, M = maps(state.nodes, state.durations, "state")
     while not state.finished:
         generator = np.random.default_rng([*seed, state.iteration])
         try:
-            state, M, record = _step(maps, X, Y, state, M, settings, generator)
+            state, M, record = _step(maps, Y, state, M, settings, generator)
         except (SingularStep, np.linalg.LinAlgError):
             state = replace(state, finished="the linearised problem became singular")
             record = Record("relax", seed[-1], state.iteration, float("nan"), float("nan"), state.best, 0.0)
@@ -102,7 +103,7 @@ def relax(
 
 
 def _step(
-    maps: WordMaps, X: Array, Y: Array, state: State, M: Array, settings: Settings, generator: np.random.Generator
+    maps: WordMaps, Y: Array, state: State, M: Array, settings: Settings, generator: np.random.Generator
 ) -> tuple[State, Array, Record]:
     """One step: linearise, solve, keep the best, search along the step."""
     E = strain.directions(M, generator, settings.top, settings.random)

@@ -13,7 +13,7 @@ import numpy as np
 from fixedformer.errors import SpecError
 from fixedformer.schedule import feasible, words
 from fixedformer.schedule.field import Array, adaptive_flow, residual_step
-from fixedformer.schedule.finish import Joined, join, shoot
+from fixedformer.schedule.finish import join, shoot
 from fixedformer.schedule.maps import WordMaps, amplification, rollout
 from fixedformer.schedule.program import Mode
 from fixedformer.schedule.relax import Record, Settings, State, relax
@@ -90,8 +90,8 @@ def settings_for(d: int, D: int, mode: Mode, eta_max: float, max_depth: int | No
     most = depth // (2 * base.half * substeps)
     if most < 2:
         raise SpecError(
-            f"max_depth {depth} holds {most} words of {2 * base.half} segments with {substeps} steps of |eta| <= {eta_max}; "
-            f"allow a depth of {4 * base.half * substeps} or more"
+            f"max_depth {depth} holds {most} words of {2 * base.half} segments, {substeps} steps of |eta| <= {eta_max} "
+            f"each; allow a depth of {4 * base.half * substeps} or more"
         )
     return replace(base, substeps=substeps, words=min(most, changes.get("words", most)))
 
@@ -99,14 +99,13 @@ def settings_for(d: int, D: int, mode: Mode, eta_max: float, max_depth: int | No
 def search(problem: Problem, start: Search | None = None) -> Iterator[tuple[Search, Record]]:
     """Yield (search, record) after each step, until the status is no longer "searching"."""
     at = start or Search()
-    X, Y = problem.flat
     while at.status == "searching":
         if at.state is None:
             began = time.perf_counter()
             at = replace(at, state=begin(problem, at.attempt)).timed("start", began)
         assert at.state is not None  # set just above
         began = time.perf_counter()
-        steps = relax(problem.maps, X, Y, at.state, problem.settings, (problem.seed, at.attempt))
+        steps = relax(problem.maps, problem.flat[1], at.state, problem.settings, (problem.seed, at.attempt))
         for state, record in steps:
             at = replace(at, state=state).timed("relax", began)
             began = time.perf_counter()
@@ -115,7 +114,8 @@ def search(problem: Problem, start: Search | None = None) -> Iterator[tuple[Sear
         entry: dict[str, Any] = {"attempt": at.attempt, "steps": at.state.iteration, "ended": at.state.finished}
         found: Array | None = None
         if at.state.best_nodes is not None and at.state.best_durations is not None:
-            for found, record in _finish(problem, at):
+            for durations, record in _finish(problem, at):
+                found = durations
                 at = at.timed("finish", began)
                 began = time.perf_counter()
                 yield at, record
@@ -153,11 +153,11 @@ def _finish(problem: Problem, at: Search) -> Iterator[tuple[Array, Record]]:
     assert state.best_durations is not None
     near = problem.maps if problem.mode == "finite" else problem.maps_with(FLOW_STEPS["join"])
     fine = problem.maps if problem.mode == "finite" else problem.maps_with(FLOW_STEPS["judge"])
-    joined = Joined(state.best_nodes, state.best_durations, np.inf)
-    for joined, record in join(near, fine, Y, joined.nodes, joined.durations, largest, at.attempt):
-        yield joined.durations, record
-    best, least = joined.durations, np.inf
-    for durations, error, record in shoot(near, fine, X, Y, joined.durations, largest, at.attempt):
+    best, least = state.best_durations, np.inf
+    for joined, record in join(near, fine, Y, state.best_nodes, best, largest, at.attempt):
+        best = joined.durations
+        yield best, record
+    for durations, error, record in shoot(near, fine, X, Y, best, largest, at.attempt):
         if error < least:
             best, least = durations, error
         yield best, record

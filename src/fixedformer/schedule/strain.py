@@ -1,8 +1,9 @@
 """How much each word stretches, and the derivative of that: what keeps the end-to-end amplification low.
 
-For directions E (size, e) of one system let Y = M E = U S V'. The strain is log(Y'Y)/2 = V log(S) V'; in the basis V it is
-diag(log S) and its derivative is
-    dr_ij = phi_ij (V' (Y' dY + dY' Y) V)_ij,   phi_ij = (log S_i - log S_j) / (S_i^2 - S_j^2), 1/(2 S_i^2) on the diagonal.
+For directions E (size, e) of one system let Y = M E = U S V'. The strain is log(Y'Y)/2 = V log(S) V'; in the basis V it
+is diag(log S) and its derivative is
+    dr_ij = phi_ij (V' (Y' dY + dY' Y) V)_ij,   phi_ij = (log S_i - log S_j) / (S_i^2 - S_j^2), 1/(2 S_i^2) on the
+    diagonal.
 dY = dM E is the change of M along a move of node or durations; second derivatives commute, so it is the change of
 (M, B) along E: one difference quotient for each direction. Source: ours; docs/theory/schedule.md, section 5.
 """
@@ -69,7 +70,7 @@ def linearise(maps: WordMaps, nodes: Array, durations: Array, E: Array) -> Linea
 
 def weights(at: Linearised, pull: Array, scale: Array, strength: float, duration: float, node: float) -> Weights:
     """Gauss-Newton model of strength |strain|^2 / 2 + duration |t|^2 / 2 + node |dZ|^2 / 2; t in units of `scale`."""
-    words, sequences, size, K = at.by_duration.shape
+    _, sequences, size, K = at.by_duration.shape
     model = Weights.plain(pull, sequences * size, duration, node)
     H, g = model.hessian, model.gradient
     for s in range(sequences):

@@ -1,8 +1,8 @@
 """Where the search starts: a path from X to Y, and on it words that almost return to where they begin.
 
-A word is a palindrome w w^-1: h segments of alternating blocks with random signs and durations, then the same backwards.
-In continuous time it is the identity; as residual steps it drifts a little. Small changes of its durations move its end
-in every direction, which is what the solver uses.
+A word is a palindrome w w^-1: h segments of alternating blocks with random signs and durations, then the same
+backwards. In continuous time it is the identity; as residual steps it drifts a little. Small changes of its durations
+move its end in every direction, which is what the solver uses.
 """
 
 from collections.abc import Callable
@@ -64,9 +64,9 @@ def linear_map(first: Array, last: Array) -> Array:
         for sign in (1.0, -1.0):
             turn = missing.copy()
             turn[0] *= sign
-            candidate = np.linalg.pinv(first) @ last + free.T @ turn
+            candidate: Array = np.linalg.pinv(first) @ last + free.T @ turn
             if np.linalg.det(candidate) > 0:
-                return candidate
+                G = candidate
     return G
 
 
@@ -98,7 +98,8 @@ def real_logarithm(rotation: Array) -> Array:
 def initial_words(
     maps: WordMaps, path: Path, words: int, amplitude: float, generator: np.random.Generator, candidates: int
 ) -> tuple[Array, Array]:
-    """Nodes (words, sequences, size) along the path and durations (words, K): for each word the calmest of `candidates`.
+    """Nodes (words, sequences, size) along the path and durations (words, K): for each word the calmest of
+    `candidates`.
 
     Calm: little drift, little stretching; the two are added.
     """
