@@ -55,8 +55,9 @@ def compile_schedule(
     arrays = blocks.arrays
     problem = Problem(arrays.scores, arrays.values, blocks.causal, X, Y, mode, tolerance, seed, tries, settings)
     began = time.perf_counter()
-    at = _checked(resume, problem)
-    for at, record in search(problem, at):
+    at = start = _checked(resume, problem)
+    for step, record in search(problem, start):
+        at = step
         if progress is not None:
             progress(record)
         if max_seconds is not None and time.perf_counter() - began > max_seconds and at.status == "searching":

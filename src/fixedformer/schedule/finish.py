@@ -5,19 +5,20 @@ gives derivatives. Newton's method needs the derivatives only roughly.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fixedformer.schedule import strain
 from fixedformer.schedule.field import Array
-from fixedformer.schedule.lifted import SingularStep, Weights, newton_step
+from fixedformer.schedule.lifted import SingularStep, newton_step
 from fixedformer.schedule.maps import WordMaps, rollout
-from fixedformer.schedule.relax import CLIP, SMALLEST, Record, duration_scale, joints, norm
+from fixedformer.schedule.relax import SMALLEST, Record, Settings, duration_scale, joints, move_durations, norm
 
 JOIN_STEPS, SHOOT_STEPS = 40, 12
 JOINED = 1e-12
-NODE_WEIGHT = 1e-4
-"""Nodes are free here (only durations cost): they are thrown away once the words are joined."""
+ROUGH = 1e-3
+"""Above this defect every step gets its own quadratic model; below, the last one serves."""
 
 
 @dataclass(frozen=True)
@@ -30,19 +31,31 @@ class Joined:
 
 
 def join(
-    maps: WordMaps, fine: WordMaps, Y: Array, nodes: Array, durations: Array, largest: float, attempt: int
+    maps: WordMaps, fine: WordMaps, Y: Array, nodes: Array, durations: Array, settings: Settings, attempt: int
 ) -> Iterator[tuple[Joined, Record]]:
-    """Damped Newton steps on the joints until their norm is below 1e-12 or no step reduces it."""
-    damping, size = 1.0, nodes.shape[-1]
+    """Damped Newton steps on the joints until their norm is below 1e-12 or no step reduces it.
+
+    Of all steps to joined words it takes the one that the relaxation's quadratic model finds shortest, so that words do
+    not begin to stretch again; the model's gradient is left out.
+    """
+    damping, size, largest, model = 1.0, nodes.shape[-1], settings.largest, None
+    generator = np.random.default_rng(attempt)
     for iteration in range(JOIN_STEPS):
         ends = fine(nodes, durations)[0]
         defects = joints(ends, nodes, Y)
         residual = norm(defects)
-        _, tangents = maps(nodes, durations, "all")
         scale = duration_scale(durations, largest)
-        model = Weights.plain(np.zeros_like(durations), nodes.shape[1] * size, 1.0, NODE_WEIGHT)
+        _, tangents = maps(nodes, durations, "all")
+        state, by_duration = tangents[..., :size], tangents[..., size:]
+        if model is None or residual > ROUGH:
+            E = strain.directions(state, generator, settings.top, settings.random)
+            at = strain.linearise(maps, nodes, durations, E)
+            model = strain.weights(
+                at, 0 * durations, scale, settings.strength_cap, settings.duration_weight, settings.node_weight
+            )
+            model = replace(model, gradient=0 * model.gradient)
         try:
-            dt, dZ, S = newton_step(defects, tangents[..., :size], tangents[..., size:], scale, model)
+            dt, dZ, S = newton_step(defects, state, by_duration, scale, model)
         except SingularStep:
             return
         level = S.level(defects.reshape(len(defects), -1))
@@ -51,7 +64,7 @@ def join(
             return
         damping = min(1.0, 3 * damping, 0.2 / np.abs(dt).max(), 0.3 / np.abs(dZ).max())
         while damping >= SMALLEST:
-            trial_t = np.clip(durations + damping * dt, -CLIP * largest, CLIP * largest)
+            trial_t = move_durations(durations, damping * dt, largest)
             trial_z = nodes + damping * dZ
             again = joints(fine(trial_z, trial_t)[0], trial_z, Y)
             if S.level(again.reshape(len(again), -1)) <= (1 - damping / 4) * level:
@@ -97,4 +110,4 @@ def shoot(
             return
         change = shortest_change(jacobian, Y - end, duration_scale(durations, largest))
         change *= min(1.0, 0.1 / max(float(np.abs(change).max()), 1e-300))
-        durations = np.clip(durations + change, -0.999 * largest, 0.999 * largest)
+        durations = move_durations(durations, change, largest)

@@ -15,8 +15,8 @@ from fixedformer.schedule.field import Array
 from fixedformer.schedule.lifted import SingularStep, newton_step
 from fixedformer.schedule.maps import WordMaps, amplification
 
-CLIP = 0.985
-"""Durations stay within this share of the largest; beyond it their scale would vanish."""
+SMALLEST_SCALE = 1e-3
+"""Durations this near their bound, as 1 - (t / largest)^2, still move at this rate."""
 JOINED_LEVEL, JOINED_DEFECT = 0.36, 0.2
 """An iterate this close to joined can be finished by Newton's method alone, so it may be kept."""
 SMALLEST = 1e-6
@@ -79,14 +79,24 @@ def joints(ends: Array, nodes: Array, Y: Array) -> Array:
 
 
 def duration_scale(durations: Array, largest: float) -> Array:
-    """Durations near their bound move less: 1 - (t / largest)^2, at least 0.03."""
-    return np.clip(1 - (durations / largest) ** 2, 0.03, 1)
+    """dt/dτ for t = largest tanh(τ / largest): durations near their bound move less, 1 - (t / largest)^2."""
+    return np.maximum(1 - (durations / largest) ** 2, SMALLEST_SCALE)
+
+
+def move_durations(durations: Array, change: Array, largest: float) -> Array:
+    """Durations after a step that is `change` to first order, within the bound: the step is taken in τ, smoothly.
+
+    Clipping instead would cut steps off at the bound, and then no damping makes Newton's direction descend.
+    """
+    inside = np.clip(durations / largest, -1 + SMALLEST_SCALE / 2, 1 - SMALLEST_SCALE / 2)
+    moved: Array = largest * np.tanh(np.arctanh(inside) + change / duration_scale(durations, largest) / largest)
+    return moved
 
 
 def relax(
     maps: WordMaps, Y: Array, state: State, settings: Settings, seed: tuple[int, ...]
 ) -> Iterator[tuple[State, Record]]:
-    """Yield (state, record) after each step until the state's `finished` says why it ended. Y (sequences, size); X is the first node.
+    """Yield (state, record) after each step until the state's `finished` says why it ended. Y (sequences, size).
 
     Random directions of step i come from a generator seeded with (*seed, i), so that a resumed run takes the same
     steps.
@@ -121,7 +131,7 @@ def _step(
     cost = _cost(at.state, state.durations, state.strength, settings)
     damping = min(1.0, 2.5 * state.damping, 0.2 / np.abs(dt).max(), 0.3 / np.abs(dZ).max())
     while damping >= SMALLEST:
-        durations = np.clip(state.durations + damping * dt, -CLIP * settings.largest, CLIP * settings.largest)
+        durations = move_durations(state.durations, damping * dt, settings.largest)
         nodes = state.nodes + damping * dZ
         ends, M = maps(nodes, durations, "state")
         if S.level(joints(ends, nodes, Y).reshape(len(nodes), -1)) <= max((1 - damping / 4) * level, 0.3):

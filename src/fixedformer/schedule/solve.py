@@ -154,7 +154,7 @@ def _finish(problem: Problem, at: Search) -> Iterator[tuple[Array, Record]]:
     near = problem.maps if problem.mode == "finite" else problem.maps_with(FLOW_STEPS["join"])
     fine = problem.maps if problem.mode == "finite" else problem.maps_with(FLOW_STEPS["judge"])
     best, least = state.best_durations, np.inf
-    for joined, record in join(near, fine, Y, state.best_nodes, best, largest, at.attempt):
+    for joined, record in join(near, fine, Y, state.best_nodes, best, problem.settings, at.attempt):
         best = joined.durations
         yield best, record
     for durations, error, record in shoot(near, fine, X, Y, best, largest, at.attempt):
