@@ -52,28 +52,40 @@ def residual_step(X: Array, eta: float, scores: Array, values: Array, causal: bo
     return moved
 
 
-def undo_residual_step(
-    X: Array, eta: float, scores: Array, values: Array, causal: bool = False, rounds: int = 50
-) -> Array:
-    """The Z with Z + eta F(Z) = X, by Newton's method from X - eta F(X), to rounding.
+def undo_residual_step(X: Array, eta: float, scores: Array, values: Array, causal: bool = False) -> Array:
+    """The Z with Z + eta F(Z) = X, to rounding, for X (..., tokens, d).
 
-    There is one near X as long as |eta| times the Lipschitz constant of F is below one. Rows that do not converge come
-    back as NaN: a failure is a value, and the caller says what it was for.
+    Newton's method while eta grows from 0 in 1, 4, 16 or 64 stages, so that it finds the Z that is connected with X:
+    there is exactly one near X as long as |eta| times the Lipschitz constant of F is below one. Sequences for which it
+    does not converge come back as NaN: a failure is a value, and the caller says what it was for.
     """
-    Z = X - eta * vector_field(X, scores, values, causal)
+    found = np.full(X.shape, np.nan)
+    for stages in (1, 4, 16, 64):
+        Z = X
+        with np.errstate(all="ignore"):
+            for stage in range(1, stages + 1):
+                Z = _newton(X, Z, eta * stage / stages, scores, values, causal)
+            gap = np.abs(X - residual_step(Z, eta, scores, values, causal)).max((-2, -1))
+        good = gap <= 1e-13 * (1 + np.abs(X).max((-2, -1)))
+        found = np.where(good[..., None, None] & np.isnan(found), Z, found)
+        if not np.isnan(found).any():
+            break
+    return found
+
+
+def _newton(X: Array, Z: Array, eta: float, scores: Array, values: Array, causal: bool, rounds: int = 8) -> Array:
+    """Newton's method for Z + eta F(Z) = X from Z; sequences that blow up stay NaN."""
     size = X.shape[-2] * X.shape[-1]
-    previous = np.full(X.shape[:-2], np.inf)
     for _ in range(rounds):
         gap = X - residual_step(Z, eta, scores, values, causal)
-        error = np.abs(gap).max((-2, -1))
-        if not (error < previous).any():
-            break
+        usable = np.isfinite(gap).all((-2, -1))[..., None, None]
         jacobian = field_jacobian(Z, scores, values, causal).reshape(*X.shape[:-2], size, size)
-        step = np.linalg.solve(np.eye(size) + eta * jacobian, gap.reshape(*X.shape[:-2], size, 1)).reshape(X.shape)
-        Z = np.where((error < previous)[..., None, None], Z + step, Z)
-        previous = np.minimum(previous, error)
-    scale = 1e-12 * (1 + np.abs(X).max((-2, -1)))
-    return np.where((previous <= scale)[..., None, None], Z, np.nan)
+        matrix = np.where(usable, np.eye(size) + eta * jacobian, np.eye(size))
+        step = np.linalg.solve(matrix, gap.reshape(*X.shape[:-2], size, 1)).reshape(X.shape)
+        Z = np.where(usable, Z + step, np.nan)
+        if np.abs(gap).max(initial=0.0) <= 1e-15 * (1 + np.abs(X).max()):
+            break
+    return Z
 
 
 def runge_kutta_step(X: Array, time: float, scores: Array, values: Array, causal: bool = False) -> Array:

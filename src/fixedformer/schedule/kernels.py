@@ -206,7 +206,8 @@ def undo_steps(  # type: ignore[no-untyped-def]
     size = x.shape[1]
     moved, means, out = np.empty(size), np.empty(size), np.empty(size)
     keyed, valued, z, gap = np.empty(size), np.empty(size), np.empty(size), np.empty(size)
-    weights, jac, kept = np.empty((tokens, tokens)), np.empty((size, size)), np.empty(size)
+    weights, jac = np.empty((tokens, tokens)), np.empty((size, size))
+    kept, ahead = np.empty(size), np.empty(size)
     for s in range(x.shape[0]):
         worst[s] = 0.0
         for step in range(order.shape[0] * substeps - 1, -1, -1):
@@ -217,24 +218,29 @@ def undo_steps(  # type: ignore[no-untyped-def]
             for i in range(size):
                 z[i] = x[s, i] - eta * out[i]
                 top = max(top, abs(x[s, i]))
-            least = np.inf
+            least, share = np.inf, 1.0
+            kept[:] = z
             for _ in range(rounds):
                 _field(z, a, v, tokens, causal, moved, weights, means, out)
                 defect = 0.0
                 for i in range(size):
                     gap[i] = x[s, i] - z[i] - eta * out[i]
                     defect = max(defect, abs(gap[i]))
-                if not defect < least:
+                if defect < least:
+                    least, share = defect, 1.0
+                    kept[:] = z
+                    _jacobian(z, a, v, tokens, causal, moved, weights, out, keyed, valued, jac)
+                    for i in range(size):
+                        for j in range(size):
+                            jac[i, j] *= eta
+                        jac[i, i] += 1.0
+                    _eliminate(jac, gap)
+                    ahead[:] = gap
+                elif share < 1e-3 or least <= 1e-15 * top:
                     break
-                least = defect
-                kept[:] = z
-                _jacobian(z, a, v, tokens, causal, moved, weights, out, keyed, valued, jac)
+                else:
+                    share *= 0.5
                 for i in range(size):
-                    for j in range(size):
-                        jac[i, j] *= eta
-                    jac[i, i] += 1.0
-                _eliminate(jac, gap)
-                for i in range(size):
-                    z[i] += gap[i]
+                    z[i] = kept[i] + share * ahead[i]
             x[s] = kept
             worst[s] = max(worst[s], least / top)
