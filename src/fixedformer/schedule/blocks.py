@@ -142,7 +142,7 @@ class FrozenBlocks:
 
         backwards: undo it, last segment first. Continuous schedules run reversed with their signs turned; each residual
         step X = Z + eta F(Z) is solved for Z by Newton's method, to rounding. engine: "fast" (compiled; Runge-Kutta
-        with 128 steps a segment for the flow) or "definition" (NumPy; DOP853 for the flow). precision "extended"
+        with 512 steps a segment for the flow) or "definition" (NumPy; DOP853 for the flow). precision "extended"
         (finite, forwards): 57 digits in flint, durations with their remainders; only the result is rounded to float64.
         """
         self.require_own(schedule)

@@ -100,7 +100,7 @@ def measured_amplification(arrays: runner.Blocks, schedule: Schedule, X: Array) 
     from fixedformer.schedule.maps import WordMaps, amplification
 
     finite = schedule.mode == "finite"
-    steps = schedule.substeps if finite else runner.FLOW_STEPS // 8
+    steps = schedule.substeps if finite else runner.FLOW_STEPS // 16
     state, products = X.reshape(1, len(X), -1), []
     for start in range(0, len(schedule.durations), 16):
         part = slice(start, start + 16)

@@ -23,6 +23,13 @@ MODES = ("finite", "continuous")
 ATTEMPTS = ((12, 30), (24, 8), (40, 5), (10**9, 3))
 """(largest D, attempts): small problems are tried often, since a try takes a second."""
 ITERATIONS = 250
+QUIET, LOUD = 1e12, 1e14
+"""float64 ends about 1e-15 times the amplification off: below tolerance * QUIET it is not worth lowering any more,
+above tolerance * LOUD it must be lowered."""
+UNBROKEN = ("join", "shoot")
+"""Phases of a second or so that keep no state of their own: the clock waits for their end."""
+LEAST, MOST = 3e2, 1e5
+"""Bounds of the amplification that a search aims at; at most 1e5, so that schedules can be run backwards."""
 
 
 def compile_schedule(
@@ -48,7 +55,9 @@ def compile_schedule(
     if not (np.isfinite(tolerance) and tolerance > 0):
         raise SpecError(f"tolerance must be a positive number, got {tolerance}")
     limit = int(ITERATIONS if iterations is None else iterations)
-    settings = settings_for(blocks.d, X.size, mode, eta_max, max_depth, iterations=limit)
+    target = min(max(tolerance * QUIET, LEAST), MOST)
+    changes = {"iterations": limit, "target": target, "loud": tolerance * LOUD}
+    settings = settings_for(blocks.d, X.size, mode, eta_max, max_depth, **changes)
     tries = next(count for D, count in ATTEMPTS if X.size <= D) if attempts is None else attempts
     if tries < 1 or limit < 1:
         raise SpecError(f"attempts and iterations must be at least 1, got {tries} and {limit}")
@@ -60,7 +69,8 @@ def compile_schedule(
         at = step
         if progress is not None:
             progress(record)
-        if max_seconds is not None and time.perf_counter() - began > max_seconds and at.status == "searching":
+        late = max_seconds is not None and time.perf_counter() - began > max_seconds
+        if late and at.status == "searching" and record.phase not in UNBROKEN:
             at = replace(at, status="time is up")
             break
     if at.status != "solved" and checkpoint is not None:

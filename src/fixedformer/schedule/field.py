@@ -81,7 +81,10 @@ def _newton(X: Array, Z: Array, eta: float, scores: Array, values: Array, causal
         usable = np.isfinite(gap).all((-2, -1))[..., None, None]
         jacobian = field_jacobian(Z, scores, values, causal).reshape(*X.shape[:-2], size, size)
         matrix = np.where(usable, np.eye(size) + eta * jacobian, np.eye(size))
-        step = np.linalg.solve(matrix, gap.reshape(*X.shape[:-2], size, 1)).reshape(X.shape)
+        try:
+            step = np.linalg.solve(matrix, gap.reshape(*X.shape[:-2], size, 1)).reshape(X.shape)
+        except np.linalg.LinAlgError:  # a fold: no inverse there
+            return np.full(X.shape, np.nan)
         Z = np.where(usable, Z + step, np.nan)
         if np.abs(gap).max(initial=0.0) <= 1e-15 * (1 + np.abs(X).max()):
             break

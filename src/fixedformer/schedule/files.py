@@ -100,6 +100,7 @@ def save_search(search: Search, path: PathLike) -> None:
             "strength": state.strength,
             "damping": state.damping,
             "since": state.since,
+            "lowest": _number(state.lowest),
             "best": _number(state.best),
             "finished": state.finished,
         }
@@ -119,7 +120,7 @@ def load_search(path: PathLike) -> Search:
         state = None
         if "state" in body:
             saved = dict(body["state"])
-            saved["best"] = _value(saved["best"])
+            saved |= {name: _value(saved[name]) for name in ("lowest", "best")}
             kept: dict[str, Any] = {name: arrays[name] for name in ARRAYS if name in arrays}
             state = State(**kept, **saved)
         return Search(

@@ -97,13 +97,14 @@ def shoot(
     maps: WordMaps, fine: WordMaps, X: Array, Y: Array, durations: Array, largest: float, attempt: int
 ) -> Iterator[tuple[Array, float, Record]]:
     """Newton steps of least norm on the roll-out from X: yields (durations, error, record); keep the best."""
-    size = X.shape[-1]
+    size, least = X.shape[-1], float("inf")
     for iteration in range(SHOOT_STEPS):
         nodes, end = rollout(fine, X, durations)
         error = float(np.abs(end - Y).max()) if np.isfinite(end).all() else float("inf")
         yield durations, error, Record("shoot", attempt, iteration, error, np.nan, np.nan, 1.0)
-        if not np.isfinite(error) or error < 1e-15:
-            return
+        if not np.isfinite(error) or error < 1e-15 or (iteration > 1 and error > least / 2):
+            return  # rounding, amplified, is all that is left
+        least = min(least, error)
         _, tangents = maps(nodes, durations, "all")
         jacobian = end_jacobian(tangents[..., :size], tangents[..., size:])
         if not np.isfinite(jacobian).all():

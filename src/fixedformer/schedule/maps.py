@@ -48,8 +48,8 @@ class WordMaps:
             np.ascontiguousarray(durations),
             of,
             self.order,
-            self.scores,
-            self.values,
+            np.array(self.scores),  # a writable copy: numba compiles again for read-only arrays
+            np.array(self.values),
             self.tokens,
             self.causal,
             self.substeps,

@@ -17,7 +17,7 @@ from fixedformer.schedule.maps import WordMaps, amplification
 
 SMALLEST_SCALE = 1e-3
 """Durations this near their bound, as 1 - (t / largest)^2, still move at this rate."""
-JOINED_LEVEL, JOINED_DEFECT = 0.36, 0.2
+JOINED_LEVEL, JOINED_DEFECT = 0.36, 0.4
 """An iterate this close to joined can be finished by Newton's method alone, so it may be kept."""
 SMALLEST = 1e-6
 """A damping below this means that the step leads nowhere: start again."""
@@ -25,7 +25,11 @@ SMALLEST = 1e-6
 
 @dataclass(frozen=True)
 class Settings:
-    """The search's knobs; durations in the machine's time. Defaults are chosen in `solve.settings_for`."""
+    """The search's knobs; durations in the machine's time. Defaults are chosen in `solve.settings_for`.
+
+    target: an amplification that is low enough to stop. loud: one that float64 cannot bear at the tolerance asked for;
+    above it the patience is three times as long.
+    """
 
     half: int = 8
     words: int = 48
@@ -40,6 +44,7 @@ class Settings:
     duration_weight: float = 1.0
     node_weight: float = 1.0
     target: float = 3e2
+    loud: float = 1e6
     patience: int = 20
     iterations: int = 200
 
@@ -67,6 +72,7 @@ class State:
     strength: float = 0.06
     damping: float = 0.05
     since: int = 0
+    lowest: float = float("inf")
     best: float = float("inf")
     best_nodes: Array | None = field(default=None, repr=False)
     best_durations: Array | None = field(default=None, repr=False)
@@ -150,18 +156,20 @@ def _step(
 
 def _keep(state: State, level: float, residual: float, grown: float, settings: Settings) -> State:
     """Remember a nearly joined iterate that amplifies less; finish at the target, without gain, or at the limit."""
-    since = state.since + 1
+    since, lowest = state.since + 1, state.lowest
+    if level < 1 and grown < lowest:
+        since, lowest = 0 if grown < 0.97 * lowest else since, grown
+    state = replace(state, since=since, lowest=lowest)
     if level < JOINED_LEVEL and residual < JOINED_DEFECT and grown < state.best:
-        since = 0 if grown < 0.97 * state.best else since
         state = replace(state, best=grown, best_nodes=state.nodes, best_durations=state.durations)
-    finished = ""
-    if state.best_nodes is not None and state.best < settings.target:
-        finished = "amplification is low enough"
-    elif state.best_nodes is not None and since > settings.patience:
-        finished = "amplification no longer falls"
-    elif state.iteration >= settings.iterations:
-        finished = "iteration limit"
-    return replace(state, since=since, finished=finished)
+    patience = settings.patience * (1 if state.best < settings.loud else 3)
+    if state.best < settings.target:
+        return replace(state, finished="amplification is low enough")
+    if state.best_nodes is not None and since > patience:
+        return replace(state, finished="amplification no longer falls")
+    if state.iteration >= settings.iterations:
+        return replace(state, finished="iteration limit")
+    return state
 
 
 def _cost(M: Array, durations: Array, strength: float, settings: Settings) -> float:

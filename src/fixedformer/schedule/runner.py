@@ -9,7 +9,7 @@ from fixedformer.errors import SpecError
 from fixedformer.schedule.field import Array, adaptive_flow, residual_step, undo_residual_step
 from fixedformer.schedule.program import Schedule
 
-FLOW_STEPS = 128
+FLOW_STEPS = 512
 """Runge-Kutta steps a segment for the flow."""
 UNDO_ROUNDS = 50
 UNDONE = 1e-12
@@ -107,10 +107,10 @@ def _undo_fast(blocks: Blocks, schedule: Schedule, X: Array) -> Array:
     states, worst = np.array(X, order="C").reshape(len(X), -1), np.empty(len(X))
     undo_steps(
         states,
-        schedule.durations,
+        np.array(schedule.durations),
         schedule.order.astype(np.int64),
-        blocks.scores,
-        blocks.values,
+        np.array(blocks.scores),  # writable copies: numba compiles again for read-only arrays
+        np.array(blocks.values),
         X.shape[1],
         blocks.causal,
         schedule.substeps,

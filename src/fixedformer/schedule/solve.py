@@ -20,7 +20,7 @@ from fixedformer.schedule.relax import Record, Settings, State, relax
 
 DEPTH_PER_COORDINATE = 256
 """Default bound on the depth, times D = sequences * tokens * d."""
-FLOW_STEPS = {"relax": 4, "join": 16, "judge": 128}
+FLOW_STEPS = {"relax": 4, "join": 16, "judge": 512}
 """Runge-Kutta steps a segment: rough for directions, fine for what is solved. DOP853 judges."""
 
 
