@@ -119,8 +119,11 @@ def measure(case: Case, seed: int, peer: bool, max_seconds: float | None) -> dic
         "extended error": f"{report['extended error']:.1e}" if "extended error" in report else "",
     }
     if amplification < BACK:
-        end = blocks.run(schedule, X)
-        row["backwards error"] = f"{float((blocks.run(schedule, end, backwards=True) - X).abs().max()):.1e}"
+        try:
+            back = blocks.run(schedule, blocks.run(schedule, X), backwards=True)
+            row["backwards error"] = f"{float((back - X).abs().max()):.1e}"
+        except ff.SpecError:  # a step that could not be undone counts as the worst error
+            row["backwards error"] = "inf"
     if peer and case.mode == "finite":
         row["peer error"], row["peer cpu seconds"] = shoot_directly(blocks, X.numpy(), Y.numpy(), seed)
     return row

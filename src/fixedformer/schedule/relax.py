@@ -28,7 +28,8 @@ class Settings:
     """The search's knobs; durations in the machine's time. Defaults are chosen in `solve.settings_for`.
 
     target: an amplification that is low enough to stop. loud: one that float64 cannot bear at the tolerance asked for;
-    above it the patience is three times as long.
+    above it the patience is three times as long. joined_by: steps after which words that have not nearly joined are
+    given up.
     """
 
     half: int = 8
@@ -46,7 +47,8 @@ class Settings:
     target: float = 3e2
     loud: float = 1e6
     patience: int = 20
-    iterations: int = 200
+    joined_by: int = 120
+    iterations: int = 250
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,8 @@ def _keep(state: State, level: float, residual: float, grown: float, settings: S
         return replace(state, finished="amplification is low enough")
     if state.best_nodes is not None and since > patience:
         return replace(state, finished="amplification no longer falls")
+    if state.best_nodes is None and state.iteration >= settings.joined_by:
+        return replace(state, finished="the words did not join")
     if state.iteration >= settings.iterations:
         return replace(state, finished="iteration limit")
     return state
