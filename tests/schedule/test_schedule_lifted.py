@@ -69,7 +69,7 @@ def test_strain_slope(finite):
     maps = WordMaps(A, V, 2, order_of(2), 4, finite)
     generator = np.random.default_rng(3)
     nodes, durations = generator.standard_normal((1, 1, 4)), generator.uniform(-0.3, 0.3, (1, 4))
-    E = strain.directions(maps(nodes, durations, "state")[1], generator, 2, 1)
+    E = strain.directions(maps(nodes, durations, "state")[1], generator, 2, 0, 1)
     at = strain.linearise(maps, nodes, durations, E)
     basis = np.linalg.svd(at.state[0, 0] @ E[0, 0])[2]
 
@@ -90,8 +90,9 @@ def test_strain_slope(finite):
 def test_directions_are_orthonormal_and_begin_with_the_most_stretched():
     generator = np.random.default_rng(4)
     M = generator.standard_normal((3, 2, 5, 5))
-    E = strain.directions(M, generator, 2, 2)
+    E = strain.directions(M, generator, 2, 1, 1)
     np.testing.assert_allclose(np.swapaxes(E, -1, -2) @ E, np.broadcast_to(np.eye(4), (3, 2, 4, 4)), atol=1e-12)
     np.testing.assert_allclose(np.linalg.norm(M @ E[..., :1], axis=-2)[..., 0], np.linalg.norm(M, 2, axis=(-2, -1)))
-    assert strain.directions(M, generator, 4, 9).shape == (3, 2, 5, 5)
+    np.testing.assert_allclose(np.linalg.norm(M @ E[..., 2:3], axis=-2)[..., 0], np.linalg.norm(M, -2, axis=(-2, -1)))
+    assert strain.directions(M, generator, 4, 2, 9).shape == (3, 2, 5, 5)
     assert strain.total_strain(np.full((1, 1, 2, 2), np.nan)) == np.inf

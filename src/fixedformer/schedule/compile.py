@@ -92,10 +92,10 @@ def _checked(resume: Search | None, problem: Problem) -> Search:
 
 def _schedule(blocks: FrozenBlocks, problem: Problem, at: Search, eta_max: float, seconds: float) -> Schedule:
     """The best durations with their report. A search that joined nothing still returns its last iterate, judged."""
-    durations, error, grown = at.durations, at.error, at.amplification
+    durations, error, grown, back = at.durations, at.error, at.amplification, at.amplification_back
     if durations is None:
         durations = at.state.durations if at.state is not None else begin(problem, 0).durations
-        error, grown = judge(problem, durations), grown_by(problem, durations)
+        error, (grown, back) = judge(problem, durations), grown_by(problem, durations)
     extended: dict[str, Any] = {}
     remainders = np.zeros_like(durations)
     if at.status != "solved" and problem.mode == "finite" and refine.worthwhile(error, grown):
@@ -103,7 +103,7 @@ def _schedule(blocks: FrozenBlocks, problem: Problem, at: Search, eta_max: float
         extended = {"extended error": refined.error, "extended steps": refined.steps}
         if refined.error <= problem.tolerance:
             durations, remainders = refined.durations, refined.remainders
-            error, grown = judge(problem, durations), grown_by(problem, durations)
+            error, (grown, back) = judge(problem, durations), grown_by(problem, durations)
     count, settings = len(durations), problem.settings
     finite = problem.mode == "finite"
     report: dict[str, Any] = {
@@ -112,6 +112,7 @@ def _schedule(blocks: FrozenBlocks, problem: Problem, at: Search, eta_max: float
         "tolerance": problem.tolerance,
         "judged by": "residual steps, re-run by the definition" if finite else "DOP853, rtol 1e-13",
         "amplification": grown if np.isfinite(grown) else None,
+        "amplification backwards": back if np.isfinite(back) else None,
         **extended,
         "depth": count * len(durations[0]) * settings.substeps if finite else None,
         "eta_max": eta_max if finite else None,

@@ -91,6 +91,7 @@ def save_search(search: Search, path: PathLike) -> None:
         "attempt": search.attempt,
         "error": _number(search.error),
         "amplification": _number(search.amplification),
+        "amplification_back": _number(search.amplification_back),
         "log": [{k: _number(v) if isinstance(v, float) else v for k, v in entry.items()} for entry in search.log],
         "seconds": dict(search.seconds),
     }
@@ -101,6 +102,7 @@ def save_search(search: Search, path: PathLike) -> None:
             "damping": state.damping,
             "since": state.since,
             "lowest": _number(state.lowest),
+            "lowest_back": _number(state.lowest_back),
             "best": _number(state.best),
             "finished": state.finished,
         }
@@ -120,7 +122,7 @@ def load_search(path: PathLike) -> Search:
         state = None
         if "state" in body:
             saved = dict(body["state"])
-            saved |= {name: _value(saved[name]) for name in ("lowest", "best")}
+            saved |= {name: _value(saved[name]) for name in ("lowest", "lowest_back", "best")}
             kept: dict[str, Any] = {name: arrays[name] for name in ARRAYS if name in arrays}
             state = State(**kept, **saved)
         return Search(
@@ -129,6 +131,7 @@ def load_search(path: PathLike) -> Search:
             durations=arrays.get("found"),
             error=_value(body["error"]),
             amplification=_value(body["amplification"]),
+            amplification_back=_value(body["amplification_back"]),
             log=tuple(body["log"]),
             seconds=dict(body["seconds"]),
         )

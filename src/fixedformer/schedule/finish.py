@@ -48,7 +48,7 @@ def join(
         _, tangents = maps(nodes, durations, "all")
         state, by_duration = tangents[..., :size], tangents[..., size:]
         if model is None or residual > ROUGH:
-            E = strain.directions(state, generator, settings.top, settings.random)
+            E = strain.directions(state, generator, settings.top, settings.bottom, settings.random)
             at = strain.linearise(maps, nodes, durations, E)
             model = strain.weights(
                 at, 0 * durations, scale, settings.strength_cap, settings.duration_weight, settings.node_weight

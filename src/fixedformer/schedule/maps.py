@@ -70,8 +70,7 @@ def rollout(maps: WordMaps, X: Array, durations: Array) -> tuple[Array, Array]:
 
 
 def amplification(state: Array) -> float:
-    """Largest singular value, over sequences, of the product of the words' state derivatives (words, sequences, ..,
-    ..).
+    """Largest singular value, over sequences, of the product of all words' `state` (words, sequences, size, size).
 
     It is how much an error at the start has grown at the end, and what float64 loses.
     """
@@ -82,3 +81,13 @@ def amplification(state: Array) -> float:
         if not np.isfinite(product).all():
             return float("inf")
         return float(np.linalg.norm(product, 2, axis=(-2, -1)).max())
+
+
+def amplification_back(state: Array) -> float:
+    """The same for the schedule run backwards: how much an error at the end has grown at the start."""
+    if not np.isfinite(state).all():
+        return float("inf")
+    try:
+        return amplification(np.linalg.inv(state)[::-1])
+    except np.linalg.LinAlgError:
+        return float("inf")

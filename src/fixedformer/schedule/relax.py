@@ -13,7 +13,7 @@ import numpy as np
 from fixedformer.schedule import strain
 from fixedformer.schedule.field import Array
 from fixedformer.schedule.lifted import SingularStep, newton_step
-from fixedformer.schedule.maps import WordMaps, amplification
+from fixedformer.schedule.maps import WordMaps, amplification, amplification_back
 
 SMALLEST_SCALE = 1e-3
 """Durations this near their bound, as 1 - (t / largest)^2, still move at this rate."""
@@ -27,9 +27,9 @@ SMALLEST = 1e-6
 class Settings:
     """The search's knobs; durations in the machine's time. Defaults are chosen in `solve.settings_for`.
 
-    target: an amplification that is low enough to stop. loud: one that float64 cannot bear at the tolerance asked for;
-    above it the patience is three times as long. joined_by: steps after which words that have not nearly joined are
-    given up.
+    target, target_back: amplifications, forwards and backwards, that are low enough to stop. loud: one that float64
+    cannot bear at the tolerance asked for; above it the patience is three times as long. joined_by: steps after which
+    words that have not nearly joined are given up.
     """
 
     half: int = 8
@@ -38,13 +38,15 @@ class Settings:
     amplitude: float = 0.2
     largest: float = 0.4
     candidates: int = 64
-    top: int = 3
-    random: int = 3
+    top: int = 2
+    bottom: int = 2
+    random: int = 2
     strength: float = 0.06
     strength_cap: float = 0.3
     duration_weight: float = 1.0
     node_weight: float = 1.0
     target: float = 3e2
+    target_back: float = 1e5
     loud: float = 1e6
     patience: int = 20
     joined_by: int = 120
@@ -75,6 +77,7 @@ class State:
     damping: float = 0.05
     since: int = 0
     lowest: float = float("inf")
+    lowest_back: float = float("inf")
     best: float = float("inf")
     best_nodes: Array | None = field(default=None, repr=False)
     best_durations: Array | None = field(default=None, repr=False)
@@ -124,7 +127,7 @@ def _step(
     maps: WordMaps, Y: Array, state: State, M: Array, settings: Settings, generator: np.random.Generator
 ) -> tuple[State, Array, Record]:
     """One step: linearise, solve, keep the best, search along the step."""
-    E = strain.directions(M, generator, settings.top, settings.random)
+    E = strain.directions(M, generator, settings.top, settings.bottom, settings.random)
     at = strain.linearise(maps, state.nodes, state.durations, E)
     defects = joints(at.ends, state.nodes, Y)
     scale = duration_scale(state.durations, settings.largest)
@@ -133,7 +136,7 @@ def _step(
     dt, dZ, S = newton_step(defects, at.state, at.by_duration, scale, model)
     level, residual, grown = S.level(defects.reshape(len(defects), -1)), norm(defects), amplification(at.state)
     record = Record("relax", 0, state.iteration, residual, level, grown, state.damping)
-    state = _keep(state, level, residual, grown, settings)
+    state = _keep(state, level, residual, grown, amplification_back(at.state), settings)
     if state.finished:
         return state, M, record
     cost = _cost(at.state, state.durations, state.strength, settings)
@@ -156,16 +159,23 @@ def _step(
     return state, M, record
 
 
-def _keep(state: State, level: float, residual: float, grown: float, settings: Settings) -> State:
-    """Remember a nearly joined iterate that amplifies less; finish at the target, without gain, or at the limit."""
-    since, lowest = state.since + 1, state.lowest
-    if level < 1 and grown < lowest:
-        since, lowest = 0 if grown < 0.97 * lowest else since, grown
-    state = replace(state, since=since, lowest=lowest)
-    if level < JOINED_LEVEL and residual < JOINED_DEFECT and grown < state.best:
-        state = replace(state, best=grown, best_nodes=state.nodes, best_durations=state.durations)
+def _keep(state: State, level: float, residual: float, grown: float, back: float, settings: Settings) -> State:
+    """Remember a nearly joined iterate that amplifies less; finish at the targets, without gain, or at a limit.
+
+    Less: forwards first, down to its target; from there on backwards.
+    """
+    quiet = grown < settings.target
+    since, lowest, lowest_back = state.since + 1, state.lowest, state.lowest_back
+    if level < 1 and (grown < 0.97 * lowest or (quiet and back < 0.97 * lowest_back)):
+        since = 0
+    if level < 1:
+        lowest, lowest_back = min(lowest, grown), min(lowest_back, back) if quiet else lowest_back
+    state = replace(state, since=since, lowest=lowest, lowest_back=lowest_back)
+    score = settings.target * back / (settings.target_back + back) if quiet and np.isfinite(back) else grown
+    if level < JOINED_LEVEL and residual < JOINED_DEFECT and score < state.best:
+        state = replace(state, best=score, best_nodes=state.nodes, best_durations=state.durations)
     patience = settings.patience * (1 if state.best < settings.loud else 3)
-    if state.best < settings.target:
+    if state.best < settings.target / 2:
         return replace(state, finished="amplification is low enough")
     if state.best_nodes is not None and since > patience:
         return replace(state, finished="amplification no longer falls")

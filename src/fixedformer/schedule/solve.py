@@ -14,7 +14,7 @@ from fixedformer.errors import SpecError
 from fixedformer.schedule import feasible, words
 from fixedformer.schedule.field import Array, adaptive_flow, residual_step
 from fixedformer.schedule.finish import join, shoot
-from fixedformer.schedule.maps import WordMaps, amplification, rollout
+from fixedformer.schedule.maps import WordMaps, amplification, amplification_back, rollout
 from fixedformer.schedule.program import Mode
 from fixedformer.schedule.relax import Record, Settings, State, relax
 
@@ -63,6 +63,7 @@ class Search:
     durations: Array | None = None
     error: float = float("inf")
     amplification: float = float("inf")
+    amplification_back: float = float("inf")
     status: str = "searching"
     log: tuple[Mapping[str, Any], ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -120,11 +121,11 @@ def search(problem: Problem, start: Search | None = None) -> Iterator[tuple[Sear
                 began = time.perf_counter()
                 yield at, record
         if found is not None:
-            error, grown = judge(problem, found), grown_by(problem, found)
+            error, (grown, back) = judge(problem, found), grown_by(problem, found)
             at = at.timed("judge", began)
-            entry |= {"error": error, "amplification": grown}
+            entry |= {"error": error, "amplification": grown, "amplification backwards": back}
             if error < at.error:
-                at = replace(at, durations=found, error=error, amplification=grown)
+                at = replace(at, durations=found, error=error, amplification=grown, amplification_back=back)
         status = "solved" if at.error <= problem.tolerance else at.status
         if status == "searching" and at.attempt + 1 >= problem.attempts:
             status = "exhausted"
@@ -191,8 +192,11 @@ def run_definition(problem: Problem, durations: Array) -> Array:
     return X
 
 
-def grown_by(problem: Problem, durations: Array) -> float:
-    """The end-to-end amplification max_i |d end / d X_i| along the roll-out."""
+def grown_by(problem: Problem, durations: Array) -> tuple[float, float]:
+    """End-to-end amplification max_i |d end / d X_i| along the roll-out, and that of the schedule run backwards."""
     near = problem.maps if problem.mode == "finite" else problem.maps_with(FLOW_STEPS["join"])
     nodes, _ = rollout(near, problem.flat[0], durations)
-    return amplification(near(nodes, durations, "state")[1]) if np.isfinite(nodes).all() else float("inf")
+    if not np.isfinite(nodes).all():
+        return float("inf"), float("inf")
+    state = near(nodes, durations, "state")[1]
+    return amplification(state), amplification_back(state)

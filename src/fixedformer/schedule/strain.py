@@ -31,17 +31,20 @@ class Linearised:
     slope: Array  # (words, sequences, q, size + K)
 
 
-def directions(state: Array, generator: np.random.Generator, top: int, random: int) -> Array:
-    """Orthonormal directions (words, sequences, size, e): those that M stretches most, then random ones beside them."""
+def directions(state: Array, generator: np.random.Generator, top: int, bottom: int, random: int) -> Array:
+    """Orthonormal directions (words, sequences, size, e): those that M stretches most and least, then random ones."""
     size = state.shape[-1]
     top = min(top, size)
-    random = min(random, size - top)
+    bottom = min(bottom, size - top)
+    random = min(random, size - top - bottom)
     rows = np.linalg.svd(state)[2]
-    chosen = np.swapaxes(rows[..., :top, :], -1, -2)
+    chosen = np.concatenate([rows[..., :top, :], rows[..., size - bottom :, :]], -2)
     if not random:
-        return chosen
-    mixed = np.linalg.qr(generator.standard_normal((*state.shape[:2], size - top, random)))[0]
-    return np.concatenate([chosen, np.swapaxes(rows[..., top:, :], -1, -2) @ mixed], -1)
+        return np.swapaxes(chosen, -1, -2)
+    between = size - top - bottom
+    mixed = np.linalg.qr(generator.standard_normal((*state.shape[:2], between, random)))[0]
+    rest = np.swapaxes(rows[..., top : size - bottom, :], -1, -2) @ mixed
+    return np.concatenate([np.swapaxes(chosen, -1, -2), rest], -1)
 
 
 def linearise(maps: WordMaps, nodes: Array, durations: Array, E: Array) -> Linearised:
