@@ -45,7 +45,7 @@ def test_fails_for_other_targets_and_changed_durations(solved):
     durations[3] += 1e-5
     moved = dataclasses.replace(schedule, durations=durations)
     assert not verdicts(blocks.certify(moved, X, Y))["X is carried to Y"]
-    assert not verdicts(blocks.certify(moved, X, Y, rigorous=True))["X is carried to Y, enclosed"]
+    assert not verdicts(blocks.certify(moved, X, Y, rigorous=True, max_bits=2048))["X is carried to Y, enclosed"]
     strict = dataclasses.replace(schedule, report=schedule.report | {"eta_max": schedule.largest_eta / 2})
     assert not verdicts(blocks.certify(strict, X, Y))["|eta| of every step"]
 

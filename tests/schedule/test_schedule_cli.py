@@ -4,9 +4,15 @@ import json
 
 import numpy as np
 import pytest
+import torch
 
 import fixedformer as ff
-from fixedformer.cli import main
+from fixedformer.cli import interpolate_pictures, main
+
+
+@pytest.fixture(autouse=True)
+def few_frames(monkeypatch):
+    monkeypatch.setattr(interpolate_pictures, "FRAMES", 4)
 
 
 @pytest.fixture
@@ -52,7 +58,7 @@ def test_refusals_are_one_line(files, capsys):
     np.save(files / "y.npy", np.zeros((1, 2, 2)))
     assert call(files) == 2
     assert "equal tokens stay equal" in capsys.readouterr().err
-    np.save(files / "y.npy", np.zeros((1, 2, 3)))
+    np.save(files / "y.npy", np.zeros((1, 3, 2)))
     assert call(files) == 2
     assert "X and Y must both be" in capsys.readouterr().err
     assert main(["interpolate", "x.txt", "y.txt", "-o", "s"]) == 2
@@ -61,10 +67,7 @@ def test_refusals_are_one_line(files, capsys):
 
 @pytest.mark.parametrize("d", [1, 2, 4])
 def test_pictures_in_any_dimension(d):
-    import torch
-
-    from fixedformer.cli.interpolate_pictures import animation, plane, trajectory_picture
-
+    animation, trajectory_picture = interpolate_pictures.animation, interpolate_pictures.trajectory_picture
     blocks = ff.FrozenBlocks(d)
     generator = torch.Generator().manual_seed(0)
     X, Y = (torch.randn(2, 3, d, generator=generator, dtype=torch.float64) for _ in range(2))
@@ -73,7 +76,7 @@ def test_pictures_in_any_dimension(d):
         np.arange(20, dtype=np.uint8) % 2, durations, 0 * durations, 4, "finite", blocks.fingerprint()
     )
     states = blocks.trajectory(schedule, X).numpy()
-    flat, ends, names = plane(states, np.stack([X.numpy(), Y.numpy()]))
+    flat, ends, names = interpolate_pictures.plane(states, np.stack([X.numpy(), Y.numpy()]))
     assert flat.shape == (*states.shape[:-1], 2)
     assert ends.shape == (2, 2, 3, 2)
     assert len(names) == 2

@@ -18,6 +18,8 @@ FRAMES, FRAME_MS = 90, 50
 TAIL = 25
 """States behind each token that the animation still shows."""
 COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown", "tab:pink", "tab:olive")
+Place = tuple[int, int]
+"""Sequence and token."""
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
@@ -46,7 +48,7 @@ def trajectory_picture(machine: ff.FrozenBlocks, schedule: ff.Schedule, X: Tenso
     states, ends, names = plane(*_states(machine, schedule, X, Y, POINTS))
     count = states.shape[1]
     figure = Figure(figsize=(3.6 * min(count, 4) + 0.6, 3.6 * -(-count // 4) + 0.7), layout="constrained")
-    axes = figure.subplots(-(-count // 4), min(count, 4), squeeze=False, sharex=True, sharey=True)
+    axes = figure.subplots(-(-count // 4), min(count, 4), squeeze=False)
     for panel in axes.flat[count:]:
         panel.set_axis_off()
     for s, axis in zip(range(count), axes.flat):
@@ -75,17 +77,19 @@ def animation(machine: ff.FrozenBlocks, schedule: ff.Schedule, X: Tensor, Y: Ten
     both = np.concatenate([states.reshape(-1, 2), ends.reshape(-1, 2)])
     low, high = both.min(0), both.max(0)
     margin = 0.05 * np.maximum(high - low, 1e-9)
-    figure = Figure(figsize=(5, 5), layout="constrained", dpi=80)
+    figure = Figure(figsize=(5, 5), dpi=80)
     canvas: Any = FigureCanvasAgg(figure)
-    axis = figure.subplots()
+    axis = figure.add_axes((0.13, 0.1, 0.84, 0.82))
+    axis.set(xlim=(low[0] - margin[0], high[0] + margin[0]), ylim=(low[1] - margin[1], high[1] + margin[1]))
+    axis.set_xlabel(names[0], fontsize=8)
+    axis.set_ylabel(names[1], fontsize=8)
+    tails, dots = _draw_tokens(axis, states, ends)
     images = []
     for now in np.linspace(0, len(states) - 1, FRAMES).astype(int):
-        axis.clear()
-        axis.set(xlim=(low[0] - margin[0], high[0] + margin[0]), ylim=(low[1] - margin[1], high[1] + margin[1]))
-        axis.set_xlabel(names[0], fontsize=8)
-        axis.set_ylabel(names[1], fontsize=8)
         axis.set_title(f"{100 * now // (len(states) - 1)}% of {_title(schedule)}", fontsize=8)
-        _draw_frame(axis, states, ends, now)
+        for (s, i), dot in dots.items():
+            tails[s, i].set_data(*states[max(0, now - TAIL) : now + 1, s, i].T)
+            dot.set_data(*states[now : now + 1, s, i].T)
         canvas.draw()
         images.append(Image.fromarray(np.asarray(canvas.buffer_rgba())[..., :3].copy()))
     buffer = io.BytesIO()
@@ -94,14 +98,16 @@ def animation(machine: ff.FrozenBlocks, schedule: ff.Schedule, X: Tensor, Y: Ten
     return buffer.getvalue()
 
 
-def _draw_frame(axis: "Axes", states: Array, ends: Array, now: int) -> None:
-    """Targets hollow, tokens filled with a short tail: colour by token, shape by sequence."""
+def _draw_tokens(axis: "Axes", states: Array, ends: Array) -> tuple[dict[Place, Any], dict[Place, Any]]:
+    """Targets hollow, tokens filled with a short tail: colour by token, shape by sequence. Returns tails and tokens."""
+    tails, dots = {}, {}
     for s in range(states.shape[1]):
         for i in range(states.shape[2]):
             colour, mark = COLOURS[i % len(COLOURS)], MARKS[s % len(MARKS)]
             axis.plot(*ends[1, s, i], mark, color=colour, markerfacecolor="white", markersize=9)
-            axis.plot(*states[max(0, now - TAIL) : now + 1, s, i].T, color=colour, linewidth=0.8, alpha=0.5)
-            axis.plot(*states[now, s, i], mark, color=colour, markersize=6)
+            (tails[s, i],) = axis.plot([], [], color=colour, linewidth=0.8, alpha=0.5)
+            (dots[s, i],) = axis.plot([], [], mark, color=colour, markersize=6)
+    return tails, dots
 
 
 def _states(machine: ff.FrozenBlocks, schedule: ff.Schedule, X: Tensor, Y: Tensor, points: int) -> tuple[Array, Array]:
