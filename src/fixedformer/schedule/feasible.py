@@ -112,6 +112,16 @@ def shared_prefix(x: Array, y: Array) -> int:
     return next((i for i in range(len(x)) if not close(x[i], y[i])), len(x))
 
 
+def prefix_ties(X: Array) -> tuple[tuple[int, int, int], ...]:
+    """(r, s, tokens) for each sequence s that shares its longest prefix with an earlier sequence r."""
+    found = []
+    for s in range(1, len(X)):
+        shared = [shared_prefix(X[s], X[r]) for r in range(s)]
+        if max(shared):
+            found.append((int(np.argmax(shared)), s, max(shared)))
+    return tuple(found)
+
+
 def order_on_a_line(X: Array, Y: Array) -> list[str]:
     """d = 1, no mask: tokens of a sequence follow one field on a line, so they never pass each other."""
     return [

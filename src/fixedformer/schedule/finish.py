@@ -55,7 +55,7 @@ def join(
             )
             model = replace(model, gradient=0 * model.gradient)
         try:
-            dt, dZ, S = newton_step(defects, state, by_duration, scale, model)
+            dt, dZ, S = newton_step(defects, state, by_duration, scale, model, maps.redundant(size))
         except SingularStep:
             return
         level = S.level(defects.reshape(len(defects), -1))
@@ -65,7 +65,7 @@ def join(
         damping = min(1.0, 3 * damping, 0.2 / np.abs(dt).max(), 0.3 / np.abs(dZ).max())
         while damping >= SMALLEST:
             trial_t = move_durations(durations, damping * dt, largest)
-            trial_z = nodes + damping * dZ
+            trial_z = maps.tied(nodes + damping * dZ)
             again = joints(fine(trial_z, trial_t)[0], trial_z, Y)
             if S.level(again.reshape(len(again), -1)) <= (1 - damping / 4) * level:
                 break

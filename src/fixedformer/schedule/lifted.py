@@ -23,9 +23,18 @@ class SingularStep(FixedformerError):
 
 
 class BlockTridiagonal:
-    """Cholesky factor of a symmetric block-tridiagonal matrix: diagonal (W, D, D), upper (W-1, D, D)."""
+    """Cholesky factor of a symmetric block-tridiagonal matrix: diagonal (W, D, D), upper (W-1, D, D).
 
-    def __init__(self, diagonal: Array, upper: Array) -> None:
+    redundant: rows of the last block that follow from the others; they are left out (their solution is zero).
+    """
+
+    def __init__(self, diagonal: Array, upper: Array, redundant: tuple[int, ...] = ()) -> None:
+        self._redundant = list(redundant)
+        if redundant:
+            diagonal, upper = diagonal.copy(), upper.copy()
+            diagonal[-1][self._redundant], diagonal[-1][:, self._redundant] = 0, 0
+            diagonal[-1][self._redundant, self._redundant] = 1
+            upper[-1][:, self._redundant] = 0
         for regulariser in REGULARISERS:
             try:
                 self._factor(diagonal, upper, regulariser)
@@ -50,7 +59,8 @@ class BlockTridiagonal:
 
     def half(self, c: Array) -> Array:
         """L^-1 c for c (W, D); its norm is the natural level of c."""
-        out = np.empty_like(c)
+        out, c = np.empty_like(c), c.copy()
+        c[-1, self._redundant] = 0
         for w in range(len(c)):
             out[w] = self._inverse[w] @ (c[w] if w == 0 else c[w] - self._across[w - 1].T @ out[w - 1])
         return out
@@ -88,7 +98,12 @@ class Weights:
 
 
 def newton_step(
-    defects: Array, state: Array, by_duration: Array, scale: Array, weights: Weights
+    defects: Array,
+    state: Array,
+    by_duration: Array,
+    scale: Array,
+    weights: Weights,
+    redundant: tuple[int, ...] = (),
 ) -> tuple[Array, Array, BlockTridiagonal]:
     """(dt, dZ, S) of the quadratic program above.
 
@@ -118,7 +133,7 @@ def newton_step(
     c = defects.reshape(words, D)
     target = c - np.einsum("wxd,wx->wd", G, by_g)
     target[:-1] -= by_g[1:, K:]
-    S = BlockTridiagonal(diagonal, by_G[1:, K:])
+    S = BlockTridiagonal(diagonal, by_G[1:, K:], redundant)
     multipliers = S.solve(target)
     u = -(by_g + np.einsum("wxd,wd->wx", by_G, multipliers))
     u[1:] -= np.einsum("wxd,wd->wx", by_pick[1:], multipliers[:-1])

@@ -21,7 +21,7 @@ class WordMaps:
     """End points of words and their derivatives.
 
     scores, values: (2, d, d). order: (K,) blocks of a word's segments. substeps: steps a segment. finite: residual
-    steps, else Runge-Kutta steps.
+    steps, else Runge-Kutta steps. ties: (r, s, count), sequences whose first `count` numbers are the same for ever.
     """
 
     scores: Array
@@ -31,6 +31,18 @@ class WordMaps:
     substeps: int
     finite: bool = True
     causal: bool = False
+    ties: tuple[tuple[int, int, int], ...] = ()
+
+    def tied(self, nodes: Array) -> Array:
+        """Nodes with shared prefixes made equal again to the last bit: the solver cannot pull them together."""
+        nodes = nodes.copy()
+        for earlier, later, count in self.ties:
+            nodes[:, later, :count] = nodes[:, earlier, :count]
+        return nodes
+
+    def redundant(self, size: int) -> tuple[int, ...]:
+        """Coordinates (sequence * size + place) of second copies, whose last joint closes with the first copy's."""
+        return tuple(later * size + place for _, later, count in self.ties for place in range(count))
 
     def __call__(self, nodes: Array, durations: Array, want: Want = "ends") -> tuple[Array, Array]:
         """Ends (words, sequences, size) and tangents (words, sequences, size, columns) of all words.

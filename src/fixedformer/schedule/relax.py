@@ -133,7 +133,7 @@ def _step(
     scale = duration_scale(state.durations, settings.largest)
     pull = settings.duration_weight * state.durations * scale
     model = strain.weights(at, pull, scale, state.strength, settings.duration_weight, settings.node_weight)
-    dt, dZ, S = newton_step(defects, at.state, at.by_duration, scale, model)
+    dt, dZ, S = newton_step(defects, at.state, at.by_duration, scale, model, maps.redundant(defects.shape[-1]))
     level, residual, grown = S.level(defects.reshape(len(defects), -1)), norm(defects), amplification(at.state)
     record = Record("relax", 0, state.iteration, residual, level, grown, state.damping)
     state = _keep(state, level, residual, grown, amplification_back(at.state), settings)
@@ -143,7 +143,7 @@ def _step(
     damping = min(1.0, 2.5 * state.damping, 0.2 / np.abs(dt).max(), 0.3 / np.abs(dZ).max())
     while damping >= SMALLEST:
         durations = move_durations(state.durations, damping * dt, settings.largest)
-        nodes = state.nodes + damping * dZ
+        nodes = maps.tied(state.nodes + damping * dZ)
         ends, M = maps(nodes, durations, "state")
         if S.level(joints(ends, nodes, Y).reshape(len(nodes), -1)) <= max((1 - damping / 4) * level, 0.3):
             allowed = 3.0 if level > 1.5 else 1.25

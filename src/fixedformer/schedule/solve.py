@@ -46,7 +46,9 @@ class Problem:
     def maps_with(self, steps: int) -> WordMaps:
         order = words.order_of(self.settings.half)
         finite = self.mode == "finite"
-        return WordMaps(self.scores, self.values, self.X.shape[1], order, steps, finite, self.causal)
+        d = self.X.shape[2]
+        ties = tuple((r, s, d * count) for r, s, count in feasible.prefix_ties(self.X)) if self.causal else ()
+        return WordMaps(self.scores, self.values, self.X.shape[1], order, steps, finite, self.causal, ties)
 
     @property
     def flat(self) -> tuple[Array, Array]:
@@ -142,7 +144,8 @@ def begin(problem: Problem, attempt: int) -> State:
     nodes, durations = words.initial_words(
         problem.maps, path, chosen.words, chosen.amplitude, generator, chosen.candidates
     )
-    return State(nodes, durations, strength=chosen.strength)
+    # Where words would not join, a weaker strain at first may let them: every other attempt starts with a third of it.
+    return State(nodes, durations, strength=chosen.strength / (3 if attempt % 2 else 1))
 
 
 def _finish(problem: Problem, at: Search) -> Iterator[tuple[Array, Record]]:
