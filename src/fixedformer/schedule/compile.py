@@ -121,7 +121,8 @@ def _schedule(blocks: FrozenBlocks, problem: Problem, at: Search, eta_max: float
         "tokens": problem.X.shape[1],
         "seed": problem.seed,
         "restarts": max(len(at.log) - 1, 0),
-        "attempts": [dict(entry) for entry in at.log],
+        "backwards error": at.returns if np.isfinite(at.returns) else None,
+        "attempts": [{k: v if v != np.inf else None for k, v in entry.items()} for entry in at.log],
         "seconds": seconds,
         "phases": dict(at.seconds),
     }

@@ -92,6 +92,7 @@ def save_search(search: Search, path: PathLike) -> None:
         "error": _number(search.error),
         "amplification": _number(search.amplification),
         "amplification_back": _number(search.amplification_back),
+        "returns": _number(search.returns),
         "log": [{k: _number(v) if isinstance(v, float) else v for k, v in entry.items()} for entry in search.log],
         "seconds": dict(search.seconds),
     }
@@ -132,7 +133,8 @@ def load_search(path: PathLike) -> Search:
             error=_value(body["error"]),
             amplification=_value(body["amplification"]),
             amplification_back=_value(body["amplification_back"]),
-            log=tuple(body["log"]),
+            returns=_value(body["returns"]),
+            log=tuple(_entry(entry) for entry in body["log"]),
             seconds=dict(body["seconds"]),
         )
 
@@ -149,6 +151,14 @@ def _search_shapes(path: PathLike, header: Header) -> dict[str, tuple[int, ...]]
     if any(name in header.shapes and header.shapes[name] != shape for name, shape in pairs.items()):
         raise StorageError(f"{path}: its best nodes and durations differ in shape from the present ones")
     return dict(header.shapes)
+
+
+NUMBERS = ("error", "amplification", "amplification backwards", "backwards error")
+"""Entries of an attempt's log that may be infinite."""
+
+
+def _entry(saved: dict[str, Any]) -> dict[str, Any]:
+    return {name: _value(value) if name in NUMBERS else value for name, value in saved.items()}
 
 
 def _number(value: float) -> float | None:

@@ -14,10 +14,16 @@ from fixedformer.errors import SpecError
 from fixedformer.schedule import feasible, words
 from fixedformer.schedule.field import Array, adaptive_flow, residual_step
 from fixedformer.schedule.finish import join, shoot
+from fixedformer.schedule.kernels import undo_steps
 from fixedformer.schedule.maps import WordMaps, amplification, amplification_back, rollout
 from fixedformer.schedule.program import Mode
 from fixedformer.schedule.relax import Record, Settings, State, relax
+from fixedformer.schedule.runner import UNDO_ROUNDS, UNDONE
 
+RETURN, RETURN_LIMIT = 1e-6, 1e6
+"""A finite schedule with both amplifications below the limit should, run backwards, return X to this."""
+SPARE_ATTEMPTS, SPARE_LIMIT = 2, 40
+"""Attempts after a first solution that does not return X, for problems of at most so many coordinates."""
 DEPTH_PER_COORDINATE = 256
 """Default bound on the depth, times D = sequences * tokens * d."""
 FLOW_STEPS = {"relax": 4, "join": 16, "judge": 512}
@@ -66,6 +72,7 @@ class Search:
     error: float = float("inf")
     amplification: float = float("inf")
     amplification_back: float = float("inf")
+    returns: float = float("inf")
     status: str = "searching"
     log: tuple[Mapping[str, Any], ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
@@ -126,13 +133,58 @@ def search(problem: Problem, start: Search | None = None) -> Iterator[tuple[Sear
             error, (grown, back) = judge(problem, found), grown_by(problem, found)
             at = at.timed("judge", began)
             entry |= {"error": error, "amplification": grown, "amplification backwards": back}
-            if error < at.error:
-                at = replace(at, durations=found, error=error, amplification=grown, amplification_back=back)
-        status = "solved" if at.error <= problem.tolerance else at.status
-        if status == "searching" and at.attempt + 1 >= problem.attempts:
-            status = "exhausted"
-        at = replace(at, status=status, log=(*at.log, entry), attempt=at.attempt + 1, state=None)
+            returns = returned(problem, found) if max(grown, back) < RETURN_LIMIT else float("inf")
+            entry["backwards error"] = returns
+            if better(problem, error, returns, at):
+                at = replace(
+                    at, durations=found, error=error, amplification=grown, amplification_back=back, returns=returns
+                )
+        at = replace(at, log=(*at.log, entry))
+        status = status_of(problem, at)
+        at = replace(at, status=status, attempt=at.attempt + 1, state=None)
         yield at, Record("judge", at.attempt - 1, 0, at.error, np.nan, at.amplification, 0.0)
+
+
+def better(problem: Problem, error: float, returns: float, at: Search) -> bool:
+    """Whether a finished attempt replaces the best: solved first, then one that returns X, then the smaller error."""
+    ranks = [(e > problem.tolerance, r > RETURN, e) for e, r in ((error, returns), (at.error, at.returns))]
+    return ranks[0] < ranks[1]
+
+
+def status_of(problem: Problem, at: Search) -> str:
+    """Solved, or worth another attempt, or exhausted. A solution that does not return X gets a few more attempts."""
+    solved = sum(entry.get("error", np.inf) <= problem.tolerance for entry in at.log)
+    last = at.attempt + 1 >= problem.attempts
+    if not solved:
+        return "exhausted" if last else "searching"
+    reversible = problem.mode == "continuous" or at.returns <= RETURN or problem.X.size > SPARE_LIMIT
+    return "solved" if reversible or last or solved > SPARE_ATTEMPTS else "searching"
+
+
+def returned(problem: Problem, durations: Array) -> float:
+    """max |X - (end, run backwards)|; infinity where a step could not be undone. Not for the flow, which is invertible.
+
+    Residual steps of this size need not be one-to-one: then the way back may take another branch.
+    """
+    if problem.mode == "continuous":
+        return float("inf")
+    X, _ = problem.flat
+    state, worst = rollout(problem.maps, X, durations)[1].copy(), np.empty(len(X))
+    order = np.tile(words.order_of(problem.settings.half), len(durations))
+    maps = problem.maps
+    undo_steps(
+        state,
+        durations.reshape(-1).copy(),
+        order,
+        np.array(maps.scores),
+        np.array(maps.values),
+        maps.tokens,
+        maps.causal,
+        maps.substeps,
+        UNDO_ROUNDS,
+        worst,
+    )
+    return float(np.abs(state - X).max()) if (worst <= UNDONE).all() else float("inf")
 
 
 def begin(problem: Problem, attempt: int) -> State:
