@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import fixedformer as ff
-from fixedformer.schedule import refine
+from fixedformer.schedule import refine, solve
 from fixedformer.schedule.solve import settings_for
 
 
@@ -143,17 +143,49 @@ def test_run_takes_any_batch(blocks, solved):
 
 def test_extended_precision_gains_what_float64_lost(blocks):
     """Refined durations, held as pairs, end within 1e-18 of Y; each step gains the digits of the derivative."""
-    from fixedformer.schedule.compile import Problem
-
-    X, Y = (part.numpy() for part in task(1, 2, 2))
-    settings = settings_for(2, 4, "finite", 0.1, None)
-    arrays = blocks.arrays
-    problem = Problem(arrays.scores, arrays.values, False, X, Y, "finite", 1e-9, 0, 1, settings)
-    schedule = blocks.compile(X, Y, tolerance=1e-9)
-    refined = refine.refine(problem, schedule.durations.reshape(settings.words, -1))
+    problem = problem_of(blocks)
+    schedule = blocks.compile(problem.X, problem.Y, tolerance=1e-9)
+    refined = refine.refine(problem, schedule.durations.reshape(problem.settings.words, -1))
     assert refined.error < 1e-18
     assert 1 <= refined.steps <= 3
     assert np.abs(refined.remainders).max() < 1e-16
+
+
+def problem_of(blocks, mode="finite", attempts=5):
+    X, Y = (part.numpy() for part in task(1, 2, 2))
+    settings = settings_for(2, 4, "finite", 0.1, None)
+    arrays = blocks.arrays
+    return solve.Problem(arrays.scores, arrays.values, False, X, Y, mode, 1e-6, 0, attempts, settings)
+
+
+def test_a_solution_that_does_not_return_gets_more_attempts(blocks):
+    """Solved beats unsolved, then returning X, then the smaller error; two spare attempts, then it is solved."""
+    problem, far = problem_of(blocks), float("inf")
+    at = solve.Search(error=1e-8, returns=far)
+    assert solve.better(problem, 1e-7, 1e-9, at)
+    assert not solve.better(problem, 1e-5, 1e-9, at)
+    assert not solve.better(problem, 1e-7, far, at)
+    assert solve.better(problem, 1e-9, far, at)
+    for found, returns, status in (
+        ([], far, "searching"),
+        ([1e-8], 1e-9, "solved"),
+        ([1e-8], far, "searching"),
+        ([1e-8, 1e-3, 1e-8], far, "searching"),
+        ([1e-8, 1e-8, 1e-8], far, "solved"),
+    ):
+        log = tuple({"error": error} for error in found)
+        assert solve.status_of(problem, solve.Search(returns=returns, log=log)) == status, (found, returns)
+    assert solve.status_of(problem, solve.Search(attempt=4)) == "exhausted"
+    assert solve.status_of(problem_of(blocks, "continuous"), solve.Search(log=({"error": 1e-8},))) == "solved"
+
+
+def test_returned_is_what_run_backwards_says(blocks, solved):
+    problem = problem_of(blocks)
+    words = solved.durations.reshape(problem.settings.words, -1)
+    X, _ = task(1, 2, 2)
+    back = blocks.run(solved, blocks.run(solved, X), backwards=True)
+    assert solve.returned(problem, words) == pytest.approx(float((back - X).abs().max()), rel=1e-2, abs=1e-15)
+    assert solve.returned(problem_of(blocks, "continuous"), words) == float("inf")
 
 
 def test_pairs_keep_the_rounding_error():
