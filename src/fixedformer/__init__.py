@@ -58,6 +58,12 @@ _HOME = {
     "load_looped": "loop.looped_files",
     "AttentionSimulator": "prompt.simulator",
     "Prompt": "prompt.simulator",
+    "FrozenBlocks": "schedule.blocks",
+    "Schedule": "schedule.program",
+    "save_schedule": "schedule.files",
+    "load_schedule": "schedule.files",
+    "save_search": "schedule.files",
+    "load_search": "schedule.files",
     "decompile": "embedding.decompile",
     "Decompiled": "embedding.decompile",
     "shrink": "embedding.decompile",
@@ -103,6 +109,9 @@ if TYPE_CHECKING:
     from fixedformer.loop.program import LoopProgram
     from fixedformer.loop.transformer import LoopedTransformer
     from fixedformer.prompt.simulator import AttentionSimulator, Prompt
+    from fixedformer.schedule.blocks import FrozenBlocks
+    from fixedformer.schedule.files import load_schedule, load_search, save_schedule, save_search
+    from fixedformer.schedule.program import Schedule
     from fixedformer.target import Card, Target, TargetSpec
 
 __all__ = [
@@ -117,6 +126,7 @@ __all__ = [
     "Check",
     "Decompiled",
     "FixedformerError",
+    "FrozenBlocks",
     "FrozenMachine",
     "LoopProgram",
     "LoopedApproximator",
@@ -126,6 +136,7 @@ __all__ = [
     "Prompt",
     "RandomBlockMachine",
     "RandomMachine",
+    "Schedule",
     "SharedAttentionMachine",
     "SparseBlockMachine",
     "SparseMachine",
@@ -149,6 +160,8 @@ __all__ = [
     "load_loop_program",
     "load_looped",
     "load_program",
+    "load_schedule",
+    "load_search",
     "load_target",
     "lower_bound",
     "one_hot",
@@ -158,6 +171,8 @@ __all__ = [
     "save_loop_program",
     "save_looped",
     "save_program",
+    "save_schedule",
+    "save_search",
     "save_target",
     "shrink",
     "widths",

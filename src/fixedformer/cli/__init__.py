@@ -35,6 +35,11 @@ COMMANDS = [
         "simulate:simulate",
         "Run an attention layer that a fixed network reads as its prompt; certify it.",
     ),
+    (
+        "interpolate",
+        "interpolate:interpolate",
+        "Find the schedule of two frozen blocks that carries X to Y; certify it.",
+    ),
     ("decompile", "decompile:decompile", "Read a program back as the narrowest ordinary transformer."),
     ("shrink", "decompile:shrink", "The narrowest target equal to a given one."),
     ("info", "files:info", "Say what a file of ours holds."),
