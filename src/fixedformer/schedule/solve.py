@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from scipy.linalg import qr
 
 from fixedformer.errors import SpecError
 from fixedformer.schedule import feasible, words
@@ -24,6 +25,9 @@ RETURN, RETURN_LIMIT = 1e-6, 1e6
 """A finite schedule with both amplifications below the limit should, run backwards, return X to this."""
 SPARE_ATTEMPTS, SPARE_LIMIT = 2, 40
 """Attempts after a first solution that does not return X, for problems of at most so many coordinates."""
+LEADS, LEAD_STRAIN = 16, 12.0
+"""Tries at the words that move the first tokens; the one whose words strain the other tokens least leads, if that
+strain, max |log singular value| of a word, is below this."""
 DEPTH_PER_COORDINATE = 256
 """Default bound on the depth, times D = sequences * tokens * d."""
 FLOW_STEPS = {"relax": 4, "join": 16, "judge": 512}
@@ -188,16 +192,59 @@ def returned(problem: Problem, durations: Array) -> float:
 
 
 def begin(problem: Problem, attempt: int) -> State:
-    """The attempt's path and its calmest words."""
+    """The attempt's path and its calmest words; before them, where it helps, words that move the first tokens."""
     generator = np.random.default_rng([problem.seed, attempt])
     one_map = bool(feasible.linear_places(problem.X, problem.causal)) and (problem.causal or problem.X.shape[1] == 1)
-    path = words.plan_path(problem.X, problem.Y, attempt, generator, one_map)
-    chosen = problem.settings
-    nodes, durations = words.initial_words(
-        problem.maps, path, chosen.words, chosen.amplitude, generator, chosen.candidates
-    )
+    chosen, start, led = problem.settings, problem.X, lead(problem, attempt)
+    if led is not None:
+        start = led[2].reshape(problem.X.shape)
+    path = words.plan_path(start, problem.Y, attempt, generator, one_map)
+    rest = chosen.words - (0 if led is None else len(led[1]))
+    nodes, durations = words.initial_words(problem.maps, path, rest, chosen.amplitude, generator, chosen.candidates)
+    if led is not None:
+        nodes, durations = np.concatenate([led[0], nodes]), np.concatenate([led[1], durations])
     # Where words would not join, a weaker strain at first may let them: every other attempt starts with a third of it.
     return State(nodes, durations, strength=chosen.strength / (3 if attempt % 2 else 1))
+
+
+def lead(problem: Problem, attempt: int) -> tuple[Array, Array, Array] | None:
+    """Words that carry the first tokens to their targets, and the others wherever that takes them.
+
+    Under a causal mask d independent first tokens must follow one given linear map. Words near the identity reach most
+    of its d^2 directions only through brackets of high order, so along a straight path they run into their bounds; as
+    a problem of their own, one token in d sequences, they join at once, and what is left keeps them where they are.
+    Returns nodes (words, sequences, size), durations (words, K) and the end (sequences, size); None where the first
+    tokens leave freedom, where the words are too few, or where none was found.
+    """
+    X, d = problem.X, problem.X.shape[2]
+    first = X[:, 0]
+    count = 2 * d * d
+    if not problem.causal or X.shape[1] == 1 or np.linalg.matrix_rank(first) < d or 2 * count > problem.settings.words:
+        return None
+    some = qr(first.T, mode="r", pivoting=True)[1][:d]  # d independent ones
+    alone = replace(
+        problem,
+        X=X[some, :1],
+        Y=problem.Y[some, :1],
+        attempts=1,
+        settings=replace(problem.settings, words=count),
+    )
+    best: tuple[Array, Array, Array] | None = None
+    least = LEAD_STRAIN
+    for trial in range(LEADS):
+        at = Search()
+        for at, _ in search(replace(alone, seed=problem.seed + 100 * attempt + trial)):  # noqa: B007
+            pass
+        if at.durations is None or at.status != "solved":
+            continue
+        nodes, end = rollout(problem.maps, problem.flat[0], at.durations)
+        if not (np.isfinite(nodes).all() and np.isfinite(end).all()):
+            continue
+        values = np.linalg.svd(problem.maps(nodes, at.durations, "state")[1], compute_uv=False)
+        strained = float(np.abs(np.log(np.maximum(values, 1e-300))).max())
+        if strained < least:
+            best, least = (nodes, at.durations, end), strained
+    return best
 
 
 def _finish(problem: Problem, at: Search) -> Iterator[tuple[Array, Record]]:
