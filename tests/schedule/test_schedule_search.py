@@ -159,7 +159,7 @@ def problem_of(blocks, mode="finite", attempts=5):
 
 
 def test_a_solution_that_does_not_return_gets_more_attempts(blocks):
-    """Solved beats unsolved, then returning X, then the smaller error; two spare attempts, then it is solved."""
+    """Solved beats unsolved, then returning X, then the smaller error; after the spare attempts it is solved."""
     problem, far = problem_of(blocks), float("inf")
     at = solve.Search(error=1e-8, returns=far)
     assert solve.better(problem, 1e-7, 1e-9, at)
@@ -171,7 +171,8 @@ def test_a_solution_that_does_not_return_gets_more_attempts(blocks):
         ([1e-8], 1e-9, "solved"),
         ([1e-8], far, "searching"),
         ([1e-8, 1e-3, 1e-8], far, "searching"),
-        ([1e-8, 1e-8, 1e-8], far, "solved"),
+        ([1e-8] * solve.SPARE_ATTEMPTS, far, "searching"),
+        ([1e-8] * (solve.SPARE_ATTEMPTS + 1), far, "solved"),
     ):
         log = tuple({"error": error} for error in found)
         assert solve.status_of(problem, solve.Search(returns=returns, log=log)) == status, (found, returns)

@@ -23,7 +23,7 @@ from fixedformer.schedule.runner import UNDO_ROUNDS, UNDONE
 
 RETURN, RETURN_LIMIT = 1e-6, 1e6
 """A finite schedule with both amplifications below the limit should, run backwards, return X to this."""
-SPARE_ATTEMPTS, SPARE_LIMIT = 2, 40
+SPARE_ATTEMPTS, SPARE_LIMIT = 6, 64
 """Attempts after a first solution that does not return X, for problems of at most so many coordinates."""
 LEADS, LEAD_STRAIN = 16, 12.0
 """Tries at the words that move the first tokens; the one whose words strain the other tokens least leads, if that
