@@ -7,7 +7,8 @@ import fixedformer as ff
 from fixedformer.loop.looped_parts import normalise
 from fixedformer.loop.looped_spec import SETTINGS, LoopedSpec, setting
 from fixedformer.loop.transformer import LoopedTransformer
-from tests.loop import looped_reference as reference
+
+from . import looped_reference as reference
 
 BASE = {"d_in": 7, "d_out": 5, "width": 12, "heads": 2, "layers": 1, "loops": 3, "tokens": 6}
 SWITCHES = [
