@@ -104,10 +104,11 @@ def _schedule(blocks: FrozenBlocks, problem: Problem, at: Search, eta_max: float
         if refined.error <= problem.tolerance:
             durations, remainders = refined.durations, refined.remainders
             error, (grown, back) = judge(problem, durations), grown_by(problem, durations)
+    status = "solved" if error <= problem.tolerance else at.status  # refining may have done it
     count, settings = len(durations), problem.settings
     finite = problem.mode == "finite"
     report: dict[str, Any] = {
-        "status": at.status,
+        "status": status,
         "error": error if np.isfinite(error) else None,
         "tolerance": problem.tolerance,
         "judged by": "residual steps, re-run by the definition" if finite else "DOP853, rtol 1e-13",
