@@ -266,3 +266,15 @@ def test_looped_files(trained, tmp_path, capsys):
 def test_recipe_refuses(changes, message):
     with pytest.raises(ff.SpecError, match=message):
         LoopedRecipe(**changes)
+
+
+def test_an_option_of_the_wrong_type_is_one_clear_line(tmp_path, capsys):
+    with pytest.raises(ff.SpecError, match="lcs cannot be made with letters=x: an option has the wrong type"):
+        build_task("lcs", {"letters": "x"})
+    assert main(["train", "lcs", "--model", "looped", "-O", "letters=x", "-o", str(tmp_path / "run")]) == 2
+    assert "an option has the wrong type" in capsys.readouterr().err
+
+
+def test_evaluate_names_what_is_missing(tmp_path, capsys):
+    assert main(["evaluate", str(tmp_path / "nothere"), "--loops", "2"]) == 2
+    assert "nothere: no such folder or file" in capsys.readouterr().err

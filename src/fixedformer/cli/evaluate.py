@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from fixedformer.cli.train import device_named
-from fixedformer.errors import SpecError
+from fixedformer.errors import SpecError, StorageError
 from fixedformer.experiments.evaluate import as_json, at_loops, probe_loops
 from fixedformer.experiments.looped import LoopedRecipe
 from fixedformer.experiments.run import read_recipe
@@ -39,6 +39,8 @@ def evaluate(
     """
     if threads is not None:
         torch.set_num_threads(threads)
+    if not checkpoint.exists():
+        raise StorageError(f"{checkpoint}: no such folder or file; give the folder that fixedformer train -o wrote")
     folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
     recipe = read_recipe(folder)
     if not isinstance(recipe, LoopedRecipe):

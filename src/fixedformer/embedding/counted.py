@@ -10,7 +10,7 @@ from fixedformer.embedding.contexts import Sight
 from fixedformer.embedding.engines import PathWeights
 from fixedformer.embedding.machine import Machine
 from fixedformer.embedding.maps import apply_plainly
-from fixedformer.embedding.normed import normalise
+from fixedformer.embedding.normed import grown, normalise, read_out
 from fixedformer.embedding.rule import Rule
 from fixedformer.target import TargetSpec
 
@@ -41,10 +41,5 @@ def run_counted_normed_paths(
         query, key = (seen @ reader).unflatten(-1, (2, spec.heads, spec.d_head)).unbind(1)
         heads = (sight.weights(query, key) @ seen).movedim(0, 1).flatten(1)
         paths = torch.cat([paths.index_select(0, sight.own), heads], dim=-1)
-        movers = [apply_plainly(machine.mover(layer, head), (shown,))[0] for head in range(spec.heads)]
-        basis = torch.cat([basis, *movers])
-        if rule.norm == "post":
-            paths, basis = normalise(paths, basis)
-    if rule.final_norm:
-        paths, basis = normalise(paths, basis)
-    return paths @ (basis @ unembedding)
+        paths, basis = grown(machine, rule, layer, paths, basis, shown)
+    return read_out(rule, paths, basis, unembedding)

@@ -65,11 +65,21 @@ def run_normed_paths(
             if spec.positions == "rotary":
                 query, key = rotate(query, spec.rotary_base), rotate(key, spec.rotary_base)
             heads = mix(query, key, seen, mask, allowed).movedim(-3, -2).flatten(-2)
-        paths = torch.cat([paths, heads], dim=-1)
-        movers = [apply_plainly(machine.mover(layer, head), (shown,))[0] for head in range(spec.heads)]
-        basis = torch.cat([basis, *movers])
-        if rule.norm == "post":
-            paths, basis = normalise(paths, basis)
+        paths, basis = grown(machine, rule, layer, torch.cat([paths, heads], dim=-1), basis, shown)
+    return read_out(rule, paths, basis, unembedding)
+
+
+def grown(
+    machine: Machine, rule: Rule, layer: int, paths: Tensor, basis: Tensor, shown: Tensor
+) -> tuple[Tensor, Tensor]:
+    """(P, G) after a layer: `paths` has the heads' columns already, G takes the rows that belong to them."""
+    movers = [apply_plainly(machine.mover(layer, head), (shown,))[0] for head in range(machine.spec.heads)]
+    basis = torch.cat([basis, *movers])
+    return normalise(paths, basis) if rule.norm == "post" else (paths, basis)
+
+
+def read_out(rule: Rule, paths: Tensor, basis: Tensor, unembedding: Tensor) -> Tensor:
+    """P G U, normalised before U where the rule says so."""
     if rule.final_norm:
         paths, basis = normalise(paths, basis)
     return paths @ (basis @ unembedding)

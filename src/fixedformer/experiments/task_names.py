@@ -48,7 +48,7 @@ def build_task(name: str, options: Mapping[str, Any]) -> tuple[Task, Task]:
     given = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
     if name.endswith("-hop"):
         given["hops"] = int(name[0])
-    task = kind(**given)
+    task = _made(kind, name, given)
     return task, task.held_out() if isinstance(task, Countdown) else task
 
 
@@ -57,4 +57,16 @@ def _pair(make: Callable[..., tuple[Task, Task]], name: str, options: Mapping[st
     known = inspect.signature(make).parameters
     if unknown := options.keys() - known.keys():
         raise SpecError(f"{name} has no option {', '.join(sorted(unknown))}; it has {', '.join(known)}")
-    return make(**{key: Path(value) if key == "path" else value for key, value in options.items()})
+    pair: tuple[Task, Task] = _made(
+        make, name, {key: Path(value) if key == "path" else value for key, value in options.items()}
+    )
+    return pair
+
+
+def _made(make: Callable[..., Any], name: str, given: Mapping[str, Any]) -> Any:
+    """make(**given), an option of the wrong type told as such."""
+    try:
+        return make(**given)
+    except TypeError as error:
+        told = ", ".join(f"{key}={value}" for key, value in given.items())
+        raise SpecError(f"{name} cannot be made with {told}: an option has the wrong type ({error})") from None
