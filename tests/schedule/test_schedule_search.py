@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import fixedformer as ff
-from fixedformer.schedule import refine, solve
+from fixedformer.schedule import refine, reversible, solve
 from fixedformer.schedule.solve import settings_for
 
 
@@ -162,10 +162,15 @@ def test_a_solution_that_does_not_return_gets_more_attempts(blocks):
     """Solved beats unsolved, then returning X, then the smaller error; after the spare attempts it is solved."""
     problem, far = problem_of(blocks), float("inf")
     at = solve.Search(error=1e-8, returns=far)
-    assert solve.better(problem, 1e-7, 1e-9, at)
-    assert not solve.better(problem, 1e-5, 1e-9, at)
-    assert not solve.better(problem, 1e-7, far, at)
-    assert solve.better(problem, 1e-9, far, at)
+    durations = np.zeros((1, 1))
+
+    def beats(error, returns):
+        return at.or_better(problem, durations, solve.Verdict(error, 1.0, 1.0, returns)).durations is durations
+
+    assert beats(1e-7, 1e-9)
+    assert not beats(1e-5, 1e-9)
+    assert not beats(1e-7, far)
+    assert beats(1e-9, far)
     for found, returns, status in (
         ([], far, "searching"),
         ([1e-8], 1e-9, "solved"),
@@ -175,7 +180,10 @@ def test_a_solution_that_does_not_return_gets_more_attempts(blocks):
         ([1e-8] * (solve.SPARE_ATTEMPTS + 1), far, "solved"),
     ):
         log = tuple({"error": error} for error in found)
-        assert solve.status_of(problem, solve.Search(returns=returns, log=log)) == status, (found, returns)
+        at = solve.Search(error=1e-8, amplification=1.0, amplification_back=1.0, returns=returns, log=log)
+        assert solve.status_of(problem, at) == status, (found, returns)
+    loud = solve.Search(error=1e-8, amplification=1.0, amplification_back=2e6, returns=far, log=({"error": 1e-8},))
+    assert solve.status_of(problem, loud) == "solved"  # nothing is promised there
     assert solve.status_of(problem, solve.Search(attempt=4)) == "exhausted"
     assert solve.status_of(problem_of(blocks, "continuous"), solve.Search(log=({"error": 1e-8},))) == "solved"
 
@@ -185,8 +193,8 @@ def test_returned_is_what_run_backwards_says(blocks, solved):
     words = solved.durations.reshape(problem.settings.words, -1)
     X, _ = task(1, 2, 2)
     back = blocks.run(solved, blocks.run(solved, X), backwards=True)
-    assert solve.returned(problem, words) == pytest.approx(float((back - X).abs().max()), rel=1e-2, abs=1e-15)
-    assert solve.returned(problem_of(blocks, "continuous"), words) == float("inf")
+    assert reversible.returned(problem, words) == pytest.approx(float((back - X).abs().max()), rel=1e-2, abs=1e-15)
+    assert reversible.returned(problem_of(blocks, "continuous"), words) == float("inf")
 
 
 def test_pairs_keep_the_rounding_error():

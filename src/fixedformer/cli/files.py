@@ -2,9 +2,13 @@
 
 import json as jsonlib
 from pathlib import Path
+from typing import Any
 
 from fixedformer.capacity import readable
 from fixedformer.storage import read_header
+
+LONGEST = 300
+"""Characters of a line; what is longer is shown an entry a line, and lists in it by their length (--json has all)."""
 
 
 def info(file: Path, *, json: bool = False) -> int:
@@ -22,8 +26,20 @@ def info(file: Path, *, json: bool = False) -> int:
         return 0
     print(f"{file}: {header.kind}, {readable(size)}, digest {header.digest[:16]}")
     for name, value in header.body.items():
-        text = ", ".join(f"{k}={v}" for k, v in value.items()) if isinstance(value, dict) else value
-        print(f"  {name:<20} {text}")
+        print(f"  {name:<20} {_text(value)}")
     for name, shape in header.shapes.items():
         print(f"  {name:<20} {header.dtypes[name]} {' x '.join(map(str, shape))}")
     return 0
+
+
+def _text(value: Any) -> Any:
+    """A header's entry: mappings as k=v in one line, or a line each where that line would be long."""
+    if not isinstance(value, dict):
+        return value
+    text = ", ".join(f"{k}={v}" for k, v in value.items())
+    if len(text) <= LONGEST:
+        return text
+    lines = (
+        f"\n    {k:<24} {f'{len(v)} of them' if isinstance(v, list) and v else _text(v)}" for k, v in value.items()
+    )
+    return "".join(lines)

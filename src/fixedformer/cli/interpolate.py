@@ -134,6 +134,8 @@ def show(machine: ff.FrozenBlocks, schedule: ff.Schedule, out: Path) -> None:
     print(f"status       {report['status']}, after {report['restarts']} restart(s), {report['seconds']:.1f} s")
     print(f"error        {_text(report['error'])} ({report['judged by']})")
     print(f"amplified    {_text(amplification)}, an error at the start has grown by this at the end")
+    if report["backwards error"] is not None:
+        print(f"backwards    returns X to {_text(report['backwards error'])}")
 
 
 def _text(value: float | None) -> str:

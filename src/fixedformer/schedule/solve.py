@@ -5,7 +5,7 @@
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,14 +15,11 @@ from fixedformer.errors import SpecError
 from fixedformer.schedule import feasible, words
 from fixedformer.schedule.field import Array, adaptive_flow, residual_step
 from fixedformer.schedule.finish import join, shoot
-from fixedformer.schedule.kernels import undo_steps
 from fixedformer.schedule.maps import WordMaps, amplification, amplification_back, rollout
 from fixedformer.schedule.program import Mode
 from fixedformer.schedule.relax import Record, Settings, State, relax
-from fixedformer.schedule.runner import UNDO_ROUNDS, UNDONE
+from fixedformer.schedule.reversible import RETURN, RETURN_LIMIT, returned, unfold
 
-RETURN, RETURN_LIMIT = 1e-6, 1e6
-"""A finite schedule with both amplifications below the limit should, run backwards, return X to this."""
 SPARE_ATTEMPTS, SPARE_LIMIT = 6, 64
 """Attempts after a first solution that does not return X, for problems of at most so many coordinates."""
 LEADS, LEAD_STRAIN = 16, 12.0
@@ -67,6 +64,24 @@ class Problem:
 
 
 @dataclass(frozen=True)
+class Verdict:
+    """Error of the re-run, amplifications forwards and backwards, and the error of X run there and back."""
+
+    error: float
+    amplification: float
+    amplification_back: float
+    returns: float
+
+    def as_entry(self) -> dict[str, float]:
+        return {
+            "error": self.error,
+            "amplification": self.amplification,
+            "amplification backwards": self.amplification_back,
+            "backwards error": self.returns,
+        }
+
+
+@dataclass(frozen=True)
 class Search:
     """Where a search stands. status: "searching", "solved" or "exhausted"."""
 
@@ -80,6 +95,11 @@ class Search:
     status: str = "searching"
     log: tuple[Mapping[str, Any], ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
+
+    def or_better(self, problem: Problem, durations: Array, found: Verdict) -> "Search":
+        """With these durations, where they beat the best: solved first, then one that returns X, then the error."""
+        ranks = [(v.error > problem.tolerance, v.returns > RETURN, v.error) for v in (found, self)]
+        return replace(self, durations=durations, **asdict(found)) if ranks[0] < ranks[1] else self
 
     def timed(self, phase: str, since: float) -> "Search":
         spent = self.seconds.get(phase, 0.0) + time.perf_counter() - since
@@ -115,8 +135,12 @@ def search(problem: Problem, start: Search | None = None) -> Iterator[tuple[Sear
     at = start or Search()
     while at.status == "searching":
         if at.state is None:
-            began = time.perf_counter()
-            at = replace(at, state=begin(problem, at.attempt)).timed("start", began)
+            began, led = time.perf_counter(), None
+            for led, record in lead(problem, at.attempt):  # noqa: B007
+                at = at.timed("start", began)
+                began = time.perf_counter()
+                yield at, record
+            at = replace(at, state=begin(problem, at.attempt, led)).timed("start", began)
         assert at.state is not None  # set just above
         began = time.perf_counter()
         steps = relax(problem.maps, problem.flat[1], at.state, problem.settings, (problem.seed, at.attempt))
@@ -134,93 +158,88 @@ def search(problem: Problem, start: Search | None = None) -> Iterator[tuple[Sear
                 began = time.perf_counter()
                 yield at, record
         if found is not None:
-            error, (grown, back) = judge(problem, found), grown_by(problem, found)
+            verdict = assess(problem, found)
             at = at.timed("judge", began)
-            entry |= {"error": error, "amplification": grown, "amplification backwards": back}
-            returns = returned(problem, found) if max(grown, back) < RETURN_LIMIT else float("inf")
-            entry["backwards error"] = returns
-            if better(problem, error, returns, at):
-                at = replace(
-                    at, durations=found, error=error, amplification=grown, amplification_back=back, returns=returns
-                )
+            if should_return(problem, verdict) and verdict.returns > RETURN:
+                began, at = time.perf_counter(), at.or_better(problem, found, verdict)
+                for better, record in unfold(problem, found, at.attempt):
+                    found = better
+                    at = at.timed("unfold", began)
+                    began = time.perf_counter()
+                    yield at, record
+                verdict = assess(problem, found)
+            at = at.or_better(problem, found, verdict)
+            entry |= verdict.as_entry()
         at = replace(at, log=(*at.log, entry))
         status = status_of(problem, at)
         at = replace(at, status=status, attempt=at.attempt + 1, state=None)
         yield at, Record("judge", at.attempt - 1, 0, at.error, np.nan, at.amplification, 0.0)
 
 
-def better(problem: Problem, error: float, returns: float, at: Search) -> bool:
-    """Whether a finished attempt replaces the best: solved first, then one that returns X, then the smaller error."""
-    ranks = [(e > problem.tolerance, r > RETURN, e) for e, r in ((error, returns), (at.error, at.returns))]
-    return ranks[0] < ranks[1]
-
-
 def status_of(problem: Problem, at: Search) -> str:
-    """Solved, or worth another attempt, or exhausted. A solution that does not return X gets a few more attempts."""
+    """Solved, or worth another attempt, or exhausted. A solution that should return X but does not gets a few more."""
     solved = sum(entry.get("error", np.inf) <= problem.tolerance for entry in at.log)
     last = at.attempt + 1 >= problem.attempts
     if not solved:
         return "exhausted" if last else "searching"
-    reversible = problem.mode == "continuous" or at.returns <= RETURN or problem.X.size > SPARE_LIMIT
-    return "solved" if reversible or last or solved > SPARE_ATTEMPTS else "searching"
+    best = Verdict(at.error, at.amplification, at.amplification_back, at.returns)
+    enough = at.returns <= RETURN or not should_return(problem, best)
+    return "solved" if enough or last or solved > SPARE_ATTEMPTS else "searching"
 
 
-def returned(problem: Problem, durations: Array) -> float:
-    """max |X - (end, run backwards)|; infinity where a step could not be undone. Not for the flow, which is invertible.
-
-    Residual steps of this size need not be one-to-one: then the way back may take another branch.
-    """
-    if problem.mode == "continuous":
-        return float("inf")
-    X, _ = problem.flat
-    state, worst = rollout(problem.maps, X, durations)[1].copy(), np.empty(len(X))
-    order = np.tile(words.order_of(problem.settings.half), len(durations))
-    maps = problem.maps
-    undo_steps(
-        state,
-        durations.reshape(-1).copy(),
-        order,
-        np.array(maps.scores),
-        np.array(maps.values),
-        maps.tokens,
-        maps.causal,
-        maps.substeps,
-        UNDO_ROUNDS,
-        worst,
-    )
-    return float(np.abs(state - X).max()) if (worst <= UNDONE).all() else float("inf")
+def assess(problem: Problem, durations: Array) -> Verdict:
+    """What a finished attempt is worth."""
+    grown, back = grown_by(problem, durations)
+    returns = returned(problem, durations) if max(grown, back) < RETURN_LIMIT else float("inf")
+    return Verdict(judge(problem, durations), grown, back, returns)
 
 
-def begin(problem: Problem, attempt: int) -> State:
-    """The attempt's path and its calmest words; before them, where it helps, words that move the first tokens."""
+def should_return(problem: Problem, verdict: Verdict) -> bool:
+    """Whether X is expected back: a solution at finite depth that amplifies little, both ways, of a small problem."""
+    quiet = max(verdict.amplification, verdict.amplification_back) < RETURN_LIMIT
+    small = problem.X.size <= SPARE_LIMIT
+    return quiet and small and problem.mode == "finite" and verdict.error <= problem.tolerance
+
+
+@dataclass(frozen=True)
+class Lead:
+    """Words that carry the first tokens to their targets: nodes (words, sequences, size), durations (words, K), and the
+    end (sequences, size)."""
+
+    nodes: Array
+    durations: Array
+    end: Array
+
+
+def begin(problem: Problem, attempt: int, led: Lead | None = None) -> State:
+    """The attempt's path and its calmest words, after the words that lead, if any do."""
     generator = np.random.default_rng([problem.seed, attempt])
     one_map = bool(feasible.linear_places(problem.X, problem.causal)) and (problem.causal or problem.X.shape[1] == 1)
-    chosen, start, led = problem.settings, problem.X, lead(problem, attempt)
-    if led is not None:
-        start = led[2].reshape(problem.X.shape)
+    chosen = problem.settings
+    start = problem.X if led is None else led.end.reshape(problem.X.shape)
     path = words.plan_path(start, problem.Y, attempt, generator, one_map)
-    rest = chosen.words - (0 if led is None else len(led[1]))
+    rest = chosen.words - (0 if led is None else len(led.durations))
     nodes, durations = words.initial_words(problem.maps, path, rest, chosen.amplitude, generator, chosen.candidates)
     if led is not None:
-        nodes, durations = np.concatenate([led[0], nodes]), np.concatenate([led[1], durations])
+        nodes, durations = np.concatenate([led.nodes, nodes]), np.concatenate([led.durations, durations])
     # Where words would not join, a weaker strain at first may let them: every other attempt starts with a third of it.
     return State(nodes, durations, strength=chosen.strength / (3 if attempt % 2 else 1))
 
 
-def lead(problem: Problem, attempt: int) -> tuple[Array, Array, Array] | None:
+def lead(problem: Problem, attempt: int) -> Iterator[tuple[Lead | None, Record]]:
     """Words that carry the first tokens to their targets, and the others wherever that takes them.
 
     Under a causal mask d independent first tokens must follow one given linear map. Words near the identity reach most
     of its d^2 directions only through brackets of high order, so along a straight path they run into their bounds; as
     a problem of their own, one token in d sequences, they join at once, and what is left keeps them where they are.
-    Returns nodes (words, sequences, size), durations (words, K) and the end (sequences, size); None where the first
-    tokens leave freedom, where the words are too few, or where none was found.
+    Yields the best words so far, None before any were found, with what the inner searches report; nothing at all where
+    the first tokens leave freedom, or where the words are too few.
     """
     X, d = problem.X, problem.X.shape[2]
     first = X[:, 0]
     count = 2 * d * d
     if not problem.causal or X.shape[1] == 1 or np.linalg.matrix_rank(first) < d or 2 * count > problem.settings.words:
-        return None
+        return
     some = qr(first.T, mode="r", pivoting=True)[1][:d]  # d independent ones
     alone = replace(
         problem,
@@ -229,12 +248,12 @@ def lead(problem: Problem, attempt: int) -> tuple[Array, Array, Array] | None:
         attempts=1,
         settings=replace(problem.settings, words=count),
     )
-    best: tuple[Array, Array, Array] | None = None
+    best: Lead | None = None
     least = LEAD_STRAIN
     for trial in range(LEADS):
         at = Search()
-        for at, _ in search(replace(alone, seed=problem.seed + 100 * attempt + trial)):  # noqa: B007
-            pass
+        for at, record in search(replace(alone, seed=problem.seed + 100 * attempt + trial)):  # noqa: B007
+            yield best, replace(record, phase="lead", attempt=attempt, iteration=trial)
         if at.durations is None or at.status != "solved":
             continue
         nodes, end = rollout(problem.maps, problem.flat[0], at.durations)
@@ -243,8 +262,8 @@ def lead(problem: Problem, attempt: int) -> tuple[Array, Array, Array] | None:
         values = np.linalg.svd(problem.maps(nodes, at.durations, "state")[1], compute_uv=False)
         strained = float(np.abs(np.log(np.maximum(values, 1e-300))).max())
         if strained < least:
-            best, least = (nodes, at.durations, end), strained
-    return best
+            best, least = Lead(nodes, at.durations, end), strained
+    yield best, Record("lead", attempt, LEADS, 0.0 if best else np.nan, np.nan, np.nan, 1.0)
 
 
 def _finish(problem: Problem, at: Search) -> Iterator[tuple[Array, Record]]:

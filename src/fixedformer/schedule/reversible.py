@@ -1,0 +1,147 @@
+"""Schedules that can be run backwards: find the residual steps that are not one-to-one where X passes, and move them.
+
+X + eta F(X) is one-to-one while |eta| |F'| < 1. A bound on eta does not ensure that: where attention switches from one
+token to another, |F'| is large, and the image of a step may have a second preimage. The way back then takes the wrong
+branch, and no inverse can know better. A schedule has thousands of such steps and a handful of them fold. Most fold
+late in a segment that pushes across a switch, so a slightly shorter segment avoids it; the joints close again by the
+same Newton steps that closed them before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fixedformer.schedule.field import Array
+from fixedformer.schedule.finish import join, shoot
+from fixedformer.schedule.kernels import undo_steps
+from fixedformer.schedule.maps import amplification, amplification_back, rollout
+from fixedformer.schedule.relax import Record, move_durations
+from fixedformer.schedule.runner import UNDO_ROUNDS, UNDONE
+
+if TYPE_CHECKING:
+    from fixedformer.schedule.maps import WordMaps
+    from fixedformer.schedule.solve import Problem
+
+RETURN, RETURN_LIMIT = 1e-6, 1e6
+"""A finite schedule with both amplifications below the limit should, run backwards, return X to this."""
+ROUNDS = 40
+"""Tries at moving folded steps, of one Newton solve each."""
+SHORTER, SHAKEN = 0.35, 0.03
+"""Every other try makes folded segments shorter by a random share up to the first, or else adds normal durations of
+the second's size to all segments of their words."""
+CLOSING = 10
+"""Newton steps within which joints close after such a change, if they do: 2 to 5 usually."""
+SAME = 1e-7
+"""A step undone to within this found the preimage that it came from: other branches are 1e-2 and more away."""
+
+Fold = tuple[int, int]
+"""(word, segment) with a step that is not undone."""
+
+
+def returned(problem: Problem, durations: Array) -> float:
+    """max |X - (end, run backwards)|; infinity where a step could not be undone. Not for the flow, which is invertible.
+
+    Residual steps of this size need not be one-to-one: then the way back may take another branch.
+    """
+    if problem.mode == "continuous":
+        return float("inf")
+    X, _ = problem.flat
+    back, defect = _undo(problem.maps, rollout(problem.maps, X, durations)[1], durations)
+    return float(np.abs(back - X).max()) if defect <= UNDONE else float("inf")
+
+
+def folds(problem: Problem, durations: Array) -> list[Fold]:
+    """Segments on the way of X with a step whose inverse, started from its exact image, misses where it came from."""
+    maps = problem.maps
+    nodes, end = rollout(maps, problem.flat[0], durations)
+    found = []
+    for word, after in enumerate([*nodes[1:], end]):
+        back, defect = _undo(maps, after, durations[word : word + 1])
+        if defect > UNDONE or np.abs(back - nodes[word]).max() > SAME:
+            found += [(word, segment) for segment in _folded(maps, nodes[word], durations[word])]
+    return found
+
+
+def unfold(problem: Problem, durations: Array, attempt: int) -> Iterator[tuple[Array, Record]]:
+    """Move folded steps, a random share at a time; yields (durations, record) of solutions with no more folds.
+
+    A try shortens folded segments and their mirror images in the word, or shakes their words, closes the joints, and is
+    kept if it solves the problem, amplifies below the limit and folds no more often. The record's `residual` is the
+    number of folds.
+    """
+    X, Y = problem.flat
+    settings, maps = problem.settings, problem.maps
+    where = folds(problem, durations)
+    for trial in range(ROUNDS):
+        if not where:
+            return
+        change = _change(where, durations, trial, np.random.default_rng([problem.seed, attempt, trial]))
+        moved, nodes = move_durations(durations, change, settings.largest), rollout(maps, X, durations)[0]
+        for joined, record in join(maps, maps, Y, nodes, moved, settings, attempt):
+            moved = joined.durations
+            if record.iteration >= CLOSING:
+                break
+        best, least = moved, np.inf
+        for candidate, error, _ in shoot(maps, maps, X, Y, moved, settings.largest, attempt):
+            if error < least:
+                best, least = candidate, error
+        again = folds(problem, best) if least <= problem.tolerance and _quiet(problem, best) else None
+        if again is not None and len(again) <= len(where):
+            durations, where = best, again
+        yield durations, Record("unfold", attempt, trial, float(len(where)), np.nan, np.nan, 1.0)
+
+
+def _change(where: list[Fold], durations: Array, trial: int, generator: np.random.Generator) -> Array:
+    """What a try adds to the durations."""
+    change, last = np.zeros_like(durations), durations.shape[1] - 1
+    for word, segment in where:
+        if trial % 2:
+            change[word] = SHAKEN * generator.standard_normal(last + 1)
+            continue
+        for k in (segment, last - segment):  # both halves, or the word would no longer nearly return
+            change[word, k] = -generator.uniform(0, SHORTER) * durations[word, k]
+    return change
+
+
+def _quiet(problem: Problem, durations: Array) -> bool:
+    nodes, _ = rollout(problem.maps, problem.flat[0], durations)
+    state = problem.maps(nodes, durations, "state")[1]
+    return max(amplification(state), amplification_back(state)) < RETURN_LIMIT
+
+
+def _folded(maps: WordMaps, start: Array, durations: Array) -> list[int]:
+    """The segments of one word with a step that is not undone. start (sequences, size), durations (K,)."""
+    found, state = [], start
+    for segment, t in enumerate(durations):
+        step = replace(maps, order=maps.order[segment : segment + 1], substeps=1, ties=())
+        eta, folded = np.array([[t / maps.substeps]]), False
+        for _ in range(maps.substeps):
+            after = step(state[None], eta)[0][0]
+            back, defect = _undo(step, after, eta)
+            folded |= bool(defect > UNDONE or np.abs(back - state).max() > SAME)
+            state = after
+        if folded:
+            found.append(segment)
+    return found
+
+
+def _undo(maps: WordMaps, end: Array, durations: Array) -> tuple[Array, float]:
+    """States (sequences, size) before words of these durations, and the worst relative defect of a step undone."""
+    state, worst = np.array(end, order="C"), np.empty(len(end))
+    undo_steps(
+        state,
+        durations.reshape(-1).copy(),
+        np.tile(maps.order, len(durations)),
+        np.array(maps.scores),  # writable copies: numba compiles again for read-only arrays
+        np.array(maps.values),
+        maps.tokens,
+        maps.causal,
+        maps.substeps,
+        UNDO_ROUNDS,
+        worst,
+    )
+    return state, float(worst.max())
