@@ -8,7 +8,8 @@ import torch
 
 import fixedformer as ff
 from fixedformer.schedule.maps import rollout
-from fixedformer.schedule.solve import Problem, begin, lead, settings_for
+from fixedformer.schedule.problem import Problem, settings_for
+from fixedformer.schedule.solve import begin, lead
 
 
 def problem(*size, causal=True, seed=1):

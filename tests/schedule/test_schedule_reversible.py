@@ -5,15 +5,16 @@ import pytest
 import torch
 
 import fixedformer as ff
-from fixedformer.schedule import field, reversible, solve
+from fixedformer.schedule import field, judge, reversible, solve, words
+from fixedformer.schedule.problem import Problem, settings_for
 
 
 def problem_of(size, seed):
     generator = torch.Generator().manual_seed(seed)
     X, Y = (torch.randn(size, generator=generator, dtype=torch.float64).numpy() for _ in range(2))
     arrays = ff.FrozenBlocks(2).arrays
-    settings = solve.settings_for(2, X.size, "finite", 0.1, None, target=1e5, loud=1e7)
-    return solve.Problem(arrays.scores, arrays.values, False, X, Y, "finite", 1e-7, seed, 4, settings)
+    settings = settings_for(2, X.size, "finite", 0.1, None, target=1e5, loud=1e7)
+    return Problem(arrays.scores, arrays.values, False, X, Y, "finite", 1e-7, seed, 4, settings)
 
 
 @pytest.mark.parametrize(("size", "seed"), [((1, 2, 2), 0), ((2, 2, 2), 17)])
@@ -27,10 +28,10 @@ def test_folded_steps_are_moved(size, seed):
     assert trials
     assert at.status == "solved"
     assert reversible.folds(problem, before)
-    assert reversible.returned(problem, before) > 1e-2
+    assert judge.returned(problem, before) > 1e-2
     assert not reversible.folds(problem, at.durations)
-    assert reversible.returned(problem, at.durations) <= 1e-6
-    assert solve.judge(problem, at.durations) <= problem.tolerance
+    assert judge.returned(problem, at.durations) <= 1e-6
+    assert judge.judge(problem, at.durations) <= problem.tolerance
     assert np.abs(at.durations).max() <= problem.settings.largest
 
 
@@ -40,7 +41,7 @@ def test_a_fold_is_a_step_with_a_second_preimage():
     at = next(at for at, record in solve.search(problem) if record.phase == "unfold")
     [(word, segment)] = reversible.folds(problem, at.durations)
     state, steps = problem.X, problem.settings.substeps
-    order = solve.words.order_of(problem.settings.half)
+    order = words.order_of(problem.settings.half)
     pairs = []
     for w, durations in enumerate(at.durations[: word + 1]):
         for k, t in enumerate(durations):

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 import fixedformer as ff
-from fixedformer.schedule import refine, reversible, solve
-from fixedformer.schedule.solve import settings_for
+from fixedformer.schedule import judge, refine, solve
+from fixedformer.schedule.problem import Problem, settings_for
 
 
 def task(*size, seed=1):
@@ -155,7 +155,7 @@ def problem_of(blocks, mode="finite", attempts=5):
     X, Y = (part.numpy() for part in task(1, 2, 2))
     settings = settings_for(2, 4, "finite", 0.1, None)
     arrays = blocks.arrays
-    return solve.Problem(arrays.scores, arrays.values, False, X, Y, mode, 1e-6, 0, attempts, settings)
+    return Problem(arrays.scores, arrays.values, False, X, Y, mode, 1e-6, 0, attempts, settings)
 
 
 def test_a_solution_that_does_not_return_gets_more_attempts(blocks):
@@ -165,7 +165,7 @@ def test_a_solution_that_does_not_return_gets_more_attempts(blocks):
     durations = np.zeros((1, 1))
 
     def beats(error, returns):
-        return at.or_better(problem, durations, solve.Verdict(error, 1.0, 1.0, returns)).durations is durations
+        return at.or_better(problem, durations, judge.Verdict(error, 1.0, 1.0, returns)).durations is durations
 
     assert beats(1e-7, 1e-9)
     assert not beats(1e-5, 1e-9)
@@ -193,8 +193,8 @@ def test_returned_is_what_run_backwards_says(blocks, solved):
     words = solved.durations.reshape(problem.settings.words, -1)
     X, _ = task(1, 2, 2)
     back = blocks.run(solved, blocks.run(solved, X), backwards=True)
-    assert reversible.returned(problem, words) == pytest.approx(float((back - X).abs().max()), rel=1e-2, abs=1e-15)
-    assert reversible.returned(problem_of(blocks, "continuous"), words) == float("inf")
+    assert judge.returned(problem, words) == pytest.approx(float((back - X).abs().max()), rel=1e-2, abs=1e-15)
+    assert judge.returned(problem_of(blocks, "continuous"), words) == float("inf")
 
 
 def test_pairs_keep_the_rounding_error():

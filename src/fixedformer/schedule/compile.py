@@ -12,9 +12,11 @@ import numpy as np
 from fixedformer.errors import SpecError
 from fixedformer.schedule import refine, words
 from fixedformer.schedule.field import Array
+from fixedformer.schedule.judge import grown_by, judge
+from fixedformer.schedule.problem import Problem, settings_for
 from fixedformer.schedule.program import Mode, Schedule
 from fixedformer.schedule.relax import Record
-from fixedformer.schedule.solve import Problem, Search, begin, grown_by, judge, search, settings_for
+from fixedformer.schedule.solve import Search, begin, search
 
 if TYPE_CHECKING:
     from fixedformer.schedule.blocks import FrozenBlocks

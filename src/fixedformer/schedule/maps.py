@@ -10,10 +10,13 @@ from typing import Literal
 import numpy as np
 
 from fixedformer.schedule.field import Array
-from fixedformer.schedule.kernels import move_words
+from fixedformer.schedule.kernels import move_words, undo_steps
 
 Want = Literal["ends", "state", "all"]
 _WANT = {"ends": 0, "state": 1, "all": 2}
+UNDO_ROUNDS = 50
+UNDONE = 1e-12
+"""Largest relative defect of an undone step; a larger one means that the step was not invertible near there."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,27 @@ def rollout(maps: WordMaps, X: Array, durations: Array) -> tuple[Array, Array]:
         nodes[w] = state[0]
         state, _ = maps(state, durations[w : w + 1])
     return nodes, state[0]
+
+
+def undo(maps: WordMaps, end: Array, durations: Array) -> tuple[Array, float]:
+    """States (sequences, size) before words of these durations (words, K), and the worst relative defect of a step.
+
+    Residual steps only. A step that was not one-to-one may be undone to another state than it came from.
+    """
+    state, worst = np.array(end, order="C"), np.empty(len(end))
+    undo_steps(
+        state,
+        durations.reshape(-1).copy(),
+        np.tile(maps.order, len(durations)),
+        np.array(maps.scores),  # writable copies: numba compiles again for read-only arrays
+        np.array(maps.values),
+        maps.tokens,
+        maps.causal,
+        maps.substeps,
+        UNDO_ROUNDS,
+        worst,
+    )
+    return state, float(worst.max(initial=0.0))
 
 
 def amplification(state: Array) -> float:

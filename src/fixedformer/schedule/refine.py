@@ -13,8 +13,8 @@ from fixedformer.schedule.enclose import EXTENDED_BITS, residual, roll_out
 from fixedformer.schedule.field import Array
 from fixedformer.schedule.finish import end_jacobian, shortest_change
 from fixedformer.schedule.maps import rollout
+from fixedformer.schedule.problem import Problem
 from fixedformer.schedule.relax import duration_scale
-from fixedformer.schedule.solve import Problem
 
 STEPS = 8
 ENOUGH = 1e-20

@@ -25,7 +25,7 @@ SMALLEST = 1e-6
 
 @dataclass(frozen=True)
 class Settings:
-    """The search's knobs; durations in the machine's time. Defaults are chosen in `solve.settings_for`.
+    """The search's knobs; durations in the machine's time. Defaults are chosen in `problem.settings_for`.
 
     target, target_back: amplifications, forwards and backwards, that are low enough to stop. loud: one that float64
     cannot bear at the tolerance asked for; above it the patience is three times as long. joined_by: steps after which

@@ -7,27 +7,18 @@ late in a segment that pushes across a switch, so a slightly shorter segment avo
 same Newton steps that closed them before.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fixedformer.schedule.field import Array
 from fixedformer.schedule.finish import join, shoot
-from fixedformer.schedule.kernels import undo_steps
-from fixedformer.schedule.maps import amplification, amplification_back, rollout
+from fixedformer.schedule.judge import RETURN_LIMIT, grown_by
+from fixedformer.schedule.maps import UNDONE, WordMaps, rollout, undo
+from fixedformer.schedule.problem import Problem
 from fixedformer.schedule.relax import Record, move_durations
-from fixedformer.schedule.runner import UNDO_ROUNDS, UNDONE
 
-if TYPE_CHECKING:
-    from fixedformer.schedule.maps import WordMaps
-    from fixedformer.schedule.solve import Problem
-
-RETURN, RETURN_LIMIT = 1e-6, 1e6
-"""A finite schedule with both amplifications below the limit should, run backwards, return X to this."""
 ROUNDS = 60
 """Tries at moving folded steps, of one Newton solve each."""
 SHORTER, SHAKEN = 0.35, 0.03
@@ -44,25 +35,13 @@ Fold = tuple[int, int]
 """(word, segment) with a step that is not undone."""
 
 
-def returned(problem: Problem, durations: Array) -> float:
-    """max |X - (end, run backwards)|; infinity where a step could not be undone. Not for the flow, which is invertible.
-
-    Residual steps of this size need not be one-to-one: then the way back may take another branch.
-    """
-    if problem.mode == "continuous":
-        return float("inf")
-    X, _ = problem.flat
-    back, defect = _undo(problem.maps, rollout(problem.maps, X, durations)[1], durations)
-    return float(np.abs(back - X).max()) if defect <= UNDONE else float("inf")
-
-
 def folds(problem: Problem, durations: Array) -> list[Fold]:
     """Segments on the way of X with a step whose inverse, started from its exact image, misses where it came from."""
     maps = problem.maps
     nodes, end = rollout(maps, problem.flat[0], durations)
     found = []
     for word, after in enumerate([*nodes[1:], end]):
-        back, defect = _undo(maps, after, durations[word : word + 1])
+        back, defect = undo(maps, after, durations[word : word + 1])
         if defect > UNDONE or np.abs(back - nodes[word]).max() > SAME:
             found += [(word, segment) for segment in _folded(maps, nodes[word], durations[word])]
     return found
@@ -91,7 +70,9 @@ def unfold(problem: Problem, durations: Array, attempt: int) -> Iterator[tuple[A
         for candidate, error, _ in shoot(maps, maps, X, Y, moved, settings.largest, attempt):
             if error < least:
                 best, least = candidate, error
-        again = folds(problem, best) if least <= problem.tolerance and _quiet(problem, best) else None
+        again = (
+            folds(problem, best) if least <= problem.tolerance and max(grown_by(problem, best)) < RETURN_LIMIT else None
+        )
         if again is not None and len(again) <= len(where):
             durations, where = best, again
         # Where joints do not close, smaller changes may let them; those add up, since the half of them only shortens.
@@ -111,12 +92,6 @@ def _change(where: list[Fold], durations: Array, trial: int, generator: np.rando
     return change
 
 
-def _quiet(problem: Problem, durations: Array) -> bool:
-    nodes, _ = rollout(problem.maps, problem.flat[0], durations)
-    state = problem.maps(nodes, durations, "state")[1]
-    return max(amplification(state), amplification_back(state)) < RETURN_LIMIT
-
-
 def _folded(maps: WordMaps, start: Array, durations: Array) -> list[int]:
     """The segments of one word with a step that is not undone. start (sequences, size), durations (K,)."""
     found, state = [], start
@@ -125,27 +100,9 @@ def _folded(maps: WordMaps, start: Array, durations: Array) -> list[int]:
         eta, folded = np.array([[t / maps.substeps]]), False
         for _ in range(maps.substeps):
             after = step(state[None], eta)[0][0]
-            back, defect = _undo(step, after, eta)
+            back, defect = undo(step, after, eta)
             folded |= bool(defect > UNDONE or np.abs(back - state).max() > SAME)
             state = after
         if folded:
             found.append(segment)
     return found
-
-
-def _undo(maps: WordMaps, end: Array, durations: Array) -> tuple[Array, float]:
-    """States (sequences, size) before words of these durations, and the worst relative defect of a step undone."""
-    state, worst = np.array(end, order="C"), np.empty(len(end))
-    undo_steps(
-        state,
-        durations.reshape(-1).copy(),
-        np.tile(maps.order, len(durations)),
-        np.array(maps.scores),  # writable copies: numba compiles again for read-only arrays
-        np.array(maps.values),
-        maps.tokens,
-        maps.causal,
-        maps.substeps,
-        UNDO_ROUNDS,
-        worst,
-    )
-    return state, float(worst.max())

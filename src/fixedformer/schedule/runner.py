@@ -11,9 +11,6 @@ from fixedformer.schedule.program import Schedule
 
 FLOW_STEPS = 512
 """Runge-Kutta steps a segment for the flow."""
-UNDO_ROUNDS = 50
-UNDONE = 1e-12
-"""Largest relative defect of an undone step; a larger one means that the step was not invertible near there."""
 
 
 @dataclass(frozen=True)
@@ -102,22 +99,14 @@ def _undo_definition(blocks: Blocks, schedule: Schedule, X: Array) -> Array:
 
 
 def _undo_fast(blocks: Blocks, schedule: Schedule, X: Array) -> Array:
-    from fixedformer.schedule.kernels import undo_steps
+    from fixedformer.schedule.maps import UNDONE, WordMaps, undo
 
-    states, worst = np.array(X, order="C").reshape(len(X), -1), np.empty(len(X))
-    undo_steps(
-        states,
-        np.array(schedule.durations),
-        schedule.order.astype(np.int64),
-        np.array(blocks.scores),  # writable copies: numba compiles again for read-only arrays
-        np.array(blocks.values),
-        X.shape[1],
-        blocks.causal,
-        schedule.substeps,
-        UNDO_ROUNDS,
-        worst,
+    order = schedule.order.astype(np.int64)
+    maps = WordMaps(
+        blocks.scores, blocks.values, X.shape[1], order, schedule.substeps, finite=True, causal=blocks.causal
     )
-    if not (worst <= UNDONE).all():
+    states, defect = undo(maps, X.reshape(len(X), -1), schedule.durations[None])
+    if not defect <= UNDONE:
         raise SpecError(
             "a residual step could not be undone there; run backwards only from states that the schedule reaches"
         )

@@ -11,74 +11,20 @@ from typing import Any
 import numpy as np
 from scipy.linalg import qr
 
-from fixedformer.errors import SpecError
 from fixedformer.schedule import feasible, words
-from fixedformer.schedule.field import Array, adaptive_flow, residual_step
+from fixedformer.schedule.field import Array
 from fixedformer.schedule.finish import join, shoot
-from fixedformer.schedule.maps import WordMaps, amplification, amplification_back, rollout
-from fixedformer.schedule.program import Mode
-from fixedformer.schedule.relax import Record, Settings, State, relax
-from fixedformer.schedule.reversible import RETURN, RETURN_LIMIT, returned, unfold
+from fixedformer.schedule.judge import RETURN, Verdict, assess, should_return
+from fixedformer.schedule.maps import rollout
+from fixedformer.schedule.problem import FLOW_STEPS, Problem
+from fixedformer.schedule.relax import Record, State, relax
+from fixedformer.schedule.reversible import unfold
 
-SPARE_ATTEMPTS, SPARE_LIMIT = 6, 64
-"""Attempts after a first solution that does not return X, for problems of at most so many coordinates."""
+SPARE_ATTEMPTS = 6
+"""Attempts after a first solution that does not return X."""
 LEADS, LEAD_STRAIN = 16, 12.0
 """Tries at the words that move the first tokens; the one whose words strain the other tokens least leads, if that
 strain, max |log singular value| of a word, is below this."""
-DEPTH_PER_COORDINATE = 256
-"""Default bound on the depth, times D = sequences * tokens * d."""
-FLOW_STEPS = {"relax": 4, "join": 16, "judge": 512}
-"""Runge-Kutta steps a segment: rough for directions, fine for what is solved. DOP853 judges."""
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What is to be solved, and how hard to try. X, Y (sequences, tokens, d)."""
-
-    scores: Array
-    values: Array
-    causal: bool
-    X: Array
-    Y: Array
-    mode: Mode
-    tolerance: float
-    seed: int
-    attempts: int
-    settings: Settings
-
-    @property
-    def maps(self) -> WordMaps:
-        return self.maps_with(self.settings.substeps if self.mode == "finite" else FLOW_STEPS["relax"])
-
-    def maps_with(self, steps: int) -> WordMaps:
-        order = words.order_of(self.settings.half)
-        finite = self.mode == "finite"
-        d = self.X.shape[2]
-        ties = tuple((r, s, d * count) for r, s, count in feasible.prefix_ties(self.X)) if self.causal else ()
-        return WordMaps(self.scores, self.values, self.X.shape[1], order, steps, finite, self.causal, ties)
-
-    @property
-    def flat(self) -> tuple[Array, Array]:
-        """X and Y as (sequences, size)."""
-        return self.X.reshape(len(self.X), -1), self.Y.reshape(len(self.Y), -1)
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Error of the re-run, amplifications forwards and backwards, and the error of X run there and back."""
-
-    error: float
-    amplification: float
-    amplification_back: float
-    returns: float
-
-    def as_entry(self) -> dict[str, float]:
-        return {
-            "error": self.error,
-            "amplification": self.amplification,
-            "amplification backwards": self.amplification_back,
-            "backwards error": self.returns,
-        }
 
 
 @dataclass(frozen=True)
@@ -104,30 +50,6 @@ class Search:
     def timed(self, phase: str, since: float) -> "Search":
         spent = self.seconds.get(phase, 0.0) + time.perf_counter() - since
         return replace(self, seconds={**self.seconds, phase: spent})
-
-
-def settings_for(d: int, D: int, mode: Mode, eta_max: float, max_depth: int | None, **changes: Any) -> Settings:
-    """Settings for D = sequences * tokens * d unknown coordinates within `max_depth` (256 D) and |eta| <= `eta_max`.
-
-    Raises SpecError where not even one word fits.
-    """
-    if not (np.isfinite(eta_max) and eta_max > 0):
-        raise SpecError(f"eta_max must be a positive number, got {eta_max}")
-    base = replace(Settings(), amplitude=0.25, largest=0.6) if d <= 2 else Settings()
-    base = replace(base, **changes)
-    if mode == "continuous":
-        return base if "words" in changes else replace(base, words=2 * D)
-    substeps = base.substeps
-    while base.largest / substeps > eta_max:
-        substeps *= 2
-    depth = DEPTH_PER_COORDINATE * D if max_depth is None else max_depth
-    most = depth // (2 * base.half * substeps)
-    if most < 2:
-        raise SpecError(
-            f"max_depth {depth} holds {most} words of {2 * base.half} segments, {substeps} steps of |eta| <= {eta_max} "
-            f"each; allow a depth of {4 * base.half * substeps} or more"
-        )
-    return replace(base, substeps=substeps, words=min(most, changes.get("words", most)))
 
 
 def search(problem: Problem, start: Search | None = None) -> Iterator[tuple[Search, Record]]:
@@ -185,20 +107,6 @@ def status_of(problem: Problem, at: Search) -> str:
     best = Verdict(at.error, at.amplification, at.amplification_back, at.returns)
     enough = at.returns <= RETURN or not should_return(problem, best)
     return "solved" if enough or last or solved > SPARE_ATTEMPTS else "searching"
-
-
-def assess(problem: Problem, durations: Array) -> Verdict:
-    """What a finished attempt is worth."""
-    grown, back = grown_by(problem, durations)
-    returns = returned(problem, durations) if max(grown, back) < RETURN_LIMIT else float("inf")
-    return Verdict(judge(problem, durations), grown, back, returns)
-
-
-def should_return(problem: Problem, verdict: Verdict) -> bool:
-    """Whether X is expected back: a solution at finite depth that amplifies little, both ways, of a small problem."""
-    quiet = max(verdict.amplification, verdict.amplification_back) < RETURN_LIMIT
-    small = problem.X.size <= SPARE_LIMIT
-    return quiet and small and problem.mode == "finite" and verdict.error <= problem.tolerance
 
 
 @dataclass(frozen=True)
@@ -283,41 +191,3 @@ def _finish(problem: Problem, at: Search) -> Iterator[tuple[Array, Record]]:
         if error < least:
             best, least = durations, error
         yield best, record
-
-
-def judge(problem: Problem, durations: Array) -> float:
-    """max |end - Y| by the definition (`field.py`), which shares no code with the search; infinity where it diverges.
-
-    Finite depth: residual steps, and the compiled roll-out beside them; the larger error counts. Continuous: DOP853.
-    """
-    end = run_definition(problem, durations)
-    errors = [np.abs(end - problem.Y).max()]
-    if problem.mode == "finite":
-        X, Y = problem.flat
-        errors.append(np.abs(rollout(problem.maps, X, durations)[1] - Y).max())
-    return float(max(errors)) if np.isfinite(errors).all() else float("inf")
-
-
-def run_definition(problem: Problem, durations: Array) -> Array:
-    """The roll-out from X by `field.py`."""
-    X = problem.X
-    order, substeps = words.order_of(problem.settings.half), problem.settings.substeps
-    with np.errstate(over="ignore", invalid="ignore"):
-        for word in durations:
-            for block, t in zip(order, word):
-                if problem.mode == "continuous":
-                    X = adaptive_flow(X, t, problem.scores[block], problem.values[block], problem.causal)
-                    continue
-                for _ in range(substeps):
-                    X = residual_step(X, t / substeps, problem.scores[block], problem.values[block], problem.causal)
-    return X
-
-
-def grown_by(problem: Problem, durations: Array) -> tuple[float, float]:
-    """End-to-end amplification max_i |d end / d X_i| along the roll-out, and that of the schedule run backwards."""
-    near = problem.maps if problem.mode == "finite" else problem.maps_with(FLOW_STEPS["join"])
-    nodes, _ = rollout(near, problem.flat[0], durations)
-    if not np.isfinite(nodes).all():
-        return float("inf"), float("inf")
-    state = near(nodes, durations, "state")[1]
-    return amplification(state), amplification_back(state)
