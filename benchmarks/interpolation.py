@@ -33,7 +33,7 @@ from fixedformer.schedule.compile import ITERATIONS
 from fixedformer.schedule.finish import end_jacobian
 from fixedformer.schedule.maps import rollout
 from fixedformer.schedule.problem import Problem, settings_for
-from fixedformer.schedule.solve import begin
+from fixedformer.schedule.start import begin
 
 PEER_EVALUATIONS = 60
 """Evaluations of the peer. It stalls long before: see docs/schedule.md."""

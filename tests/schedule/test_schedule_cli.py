@@ -54,6 +54,15 @@ def test_unfinished_searches_are_kept_and_resumed(files, capsys):
     assert call(files, "--resume", kept) == 0
 
 
+def test_what_cannot_end_well_is_refused_before_the_search(files, capsys):
+    """A folder that is not there, a proof that is for residual steps only."""
+    assert main(["interpolate", str(files / "x.npy"), str(files / "y.npy"), "-o", str(files / "no" / "s.ff")]) == 2
+    assert "no folder" in capsys.readouterr().err
+    assert call(files, "--mode", "continuous", "--rigorous") == 2
+    assert "--mode finite" in capsys.readouterr().err
+    assert not list(files.glob("s.*"))
+
+
 def test_refusals_are_one_line(files, capsys):
     np.save(files / "y.npy", np.zeros((1, 2, 2)))
     assert call(files) == 2

@@ -1,6 +1,7 @@
 """Schedules and searches on disk: whole, for their own blocks, or refused."""
 
 import json
+from dataclasses import fields, is_dataclass
 
 import numpy as np
 import pytest
@@ -10,7 +11,9 @@ from safetensors.torch import save_file
 
 import fixedformer as ff
 from fixedformer.schedule.relax import State
+from fixedformer.schedule.reversible import Unfolding
 from fixedformer.schedule.solve import Search
+from fixedformer.schedule.start import Lead
 
 
 def made(segments=6, seed=0):
@@ -77,21 +80,38 @@ def test_damaged_files_are_refused(tmp_path, change, match):
 
 
 def test_searches_come_back_as_they_were(tmp_path):
+    """Every field, arrays to the bit; also what a search holds while words lead, and while folded steps are moved."""
     nodes, durations = np.random.default_rng(0).standard_normal((4, 2, 6)), np.ones((4, 8))
-    state = State(nodes, durations, iteration=7, best=2.0, best_nodes=nodes + 1, best_durations=durations + 1, since=3)
-    log = ({"attempt": 0, "steps": 3, "ended": "iteration limit", "error": float("inf")},)
-    search = Search(attempt=1, state=state, durations=durations, error=1e-3, log=log, seconds={"relax": 1.0})
+    state = State(
+        nodes, durations, iteration=7, strength=0.1, damping=0.2, since=3, lowest=5.0, lowest_back=6.0, best=2.0,
+        best_nodes=nodes + 1, best_durations=durations + 1, finished="iteration limit",
+    )  # fmt: skip
+    log = (
+        {"attempt": 0, "steps": 3, "ended": "iteration limit", "error": float("inf"), "amplification": 2.0,
+         "amplification backwards": 3.0, "backwards error": float("inf")},
+    )  # fmt: skip
+    whole = Search(
+        attempt=1, state=state, durations=durations, error=1e-3, amplification=7.0, amplification_back=8.0,
+        returns=1e-9, log=log, seconds={"relax": 1.0}, problem="abc", unfolding=Unfolding(durations + 2, 5, 0.3),
+    )  # fmt: skip
+    led = Search(attempt=2, leads=3, led=Lead(nodes, durations, nodes[0], 4.5))
     path = tmp_path / "search.safetensors"
-    ff.save_search(search, path)
-    again = ff.load_search(path)
-    assert (again.attempt, again.error, again.amplification) == (1, 1e-3, float("inf"))
-    np.testing.assert_array_equal(again.state.nodes, nodes)
-    np.testing.assert_array_equal(again.state.best_nodes, nodes + 1)
-    assert (again.state.iteration, again.state.best, again.state.lowest, again.state.since) == (7, 2.0, float("inf"), 3)
-    ff.save_search(Search(), path)
-    assert ff.load_search(path).state is None
+    for search in (whole, led, Search()):
+        ff.save_search(search, path)
+        same(ff.load_search(path), search)
     with pytest.raises(ff.StorageError, match="holds a schedule-search"):
         ff.load_schedule(path)
+
+
+def same(one, two):
+    assert type(one) is type(two)
+    if is_dataclass(one):
+        for field in fields(one):
+            same(getattr(one, field.name), getattr(two, field.name))
+    elif isinstance(one, np.ndarray):
+        np.testing.assert_array_equal(one, two)
+    else:
+        assert one == two
 
 
 def test_schedules_that_are_none_are_refused():

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 import fixedformer as ff
+from fixedformer.schedule import compile as compile_module
 from fixedformer.schedule import judge, refine, solve
 from fixedformer.schedule.problem import Problem, settings_for
 
@@ -54,26 +55,76 @@ def test_a_seed_repeats_exactly(blocks, solved):
     np.testing.assert_array_equal(again.durations, solved.durations)
 
 
-def test_stops_in_time_and_goes_on_where_it_was(blocks, tmp_path):
-    """Interrupted after every step, saved, loaded and resumed: the same durations as in one go."""
-    X, Y = task(1, 2, 2, seed=6)
-    options = {"tolerance": 1e-8, "attempts": 4}
+@pytest.mark.parametrize(
+    ("causal", "size", "seed", "needs"),
+    [(False, (1, 2, 2), 1, "state"), (False, (1, 2, 2), 0, "unfolding"), (True, (2, 2, 2), 1, "led")],
+)
+def test_stops_in_time_and_goes_on_where_it_was(causal, size, seed, needs, tmp_path, monkeypatch):
+    """Interrupted after every step, saved, loaded and resumed: the same durations as in one go.
+
+    One case meets folded steps, one leads with words for the first tokens.
+    """
+    monkeypatch.setattr(solve, "LEADS", 3)
+    blocks = ff.FrozenBlocks(2, causal=causal)
+    X, Y = task(*size, seed=seed)
+    if causal:
+        Y[0, 0] *= torch.sign(torch.linalg.det(X[:, 0]) * torch.linalg.det(Y[:, 0]))
+    options = {"tolerance": 1e-7, "attempts": 2, "iterations": 30 if causal else 60}
     whole = blocks.compile(X, Y, **options)
-    path, resume, rounds, saved = tmp_path / "search.safetensors", None, 0, []
-    while True:  # a limit of no time at all: one step a call
-        part = blocks.compile(X, Y, max_seconds=0.0, resume=resume, checkpoint=saved.append, **options)
-        rounds += 1
-        if part.report["status"] != "time is up":
+    path, resume, states = tmp_path / "search.safetensors", None, []
+    for _ in range(2000):
+        kept = []
+        part = blocks.compile(X, Y, max_seconds=0.0, resume=resume, checkpoint=kept.append, **options)
+        if not kept or part.report["status"] == "exhausted":
             break
-        ff.save_search(saved[-1], path)
+        ff.save_search(kept[-1], path)
         resume = ff.load_search(path)
-    assert rounds > 5
-    assert part.report["status"] == whole.report["status"] == "solved"
+        states.append(resume)
+    assert len(states) > 5
+    assert any(getattr(state, needs) is not None for state in states)
+    assert part.report["status"] == whole.report["status"]
     np.testing.assert_array_equal(part.durations, whole.durations)
-    with pytest.raises(ff.SpecError, match="another X"):
-        blocks.compile(X + 1, Y, resume=resume, **options)
-    with pytest.raises(ff.SpecError, match="this problem needs"):
-        blocks.compile(*task(2, 2, 2), resume=resume)
+
+
+@pytest.mark.parametrize(
+    "change", [{"Y": 1.0}, {"X": 1.0}, {"blocks": 5}, {"eta_max": 0.02}, {"seed": 9}, {"max_depth": 512}, {}]
+)
+def test_a_search_goes_on_with_its_own_problem_only(blocks, change):
+    """Anything that its numbers depend on; a tolerance may change, and a larger one may be met already."""
+    X, Y = task(1, 2, 2)
+    kept = []
+    blocks.compile(X, Y, tolerance=1e-16, attempts=1, checkpoint=kept.append)
+    resumed = (ff.FrozenBlocks(2, seed=change["blocks"]) if "blocks" in change else blocks).compile
+    options = {k: v for k, v in change.items() if k in ("eta_max", "seed", "max_depth")}
+    inputs = X + change.get("X", 0.0), Y + change.get("Y", 0.0)
+    if change:
+        with pytest.raises(ff.SpecError, match="for another problem"):
+            resumed(*inputs, resume=kept[-1], **options)
+        return
+    again = resumed(*inputs, tolerance=1e-8, resume=kept[-1])
+    assert again.report["status"] == "solved"
+    assert again.report["seconds"] < 0.5  # met already
+
+
+def test_an_interrupted_search_is_kept(blocks):
+    """Ctrl-C saves it before it ends; and so does the clock of checkpoints, every so often."""
+    X, Y = task(2, 2, 2, seed=3)
+    kept = []
+
+    def interrupt(record):
+        if record.iteration == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        blocks.compile(X, Y, progress=interrupt, checkpoint=kept.append)
+    assert kept[-1].state.iteration >= 3
+
+
+def test_a_running_search_is_saved_now_and_then(blocks, monkeypatch):
+    monkeypatch.setattr(compile_module, "SAVE_SECONDS", 0.0)
+    kept = []
+    blocks.compile(*task(1, 2, 2), checkpoint=kept.append)
+    assert len(kept) > 3
 
 
 def test_failure_is_a_value_with_the_truth(blocks):
@@ -176,8 +227,9 @@ def test_a_solution_that_does_not_return_gets_more_attempts(blocks):
         ([1e-8], 1e-9, "solved"),
         ([1e-8], far, "searching"),
         ([1e-8, 1e-3, 1e-8], far, "searching"),
+        ([1e-3] * 20, far, "searching"),
         ([1e-8] * solve.SPARE_ATTEMPTS, far, "searching"),
-        ([1e-8] * (solve.SPARE_ATTEMPTS + 1), far, "solved"),
+        ([1e-8] + [1e-3] * solve.SPARE_ATTEMPTS, far, "solved"),
     ):
         log = tuple({"error": error} for error in found)
         at = solve.Search(error=1e-8, amplification=1.0, amplification_back=1.0, returns=returns, log=log)

@@ -68,12 +68,19 @@ def interpolate(
         animate: write a GIF of the tokens on their way.
         json: where to write the certificate.
     """
+    if rigorous and mode != "finite":
+        raise SpecError("--rigorous encloses residual steps; it needs --mode finite")
+    for path in (out, picture, animate, json):
+        if path is not None and not path.parent.is_dir():
+            raise SpecError(f"cannot write {path}: no folder {path.parent}; make it first")
     sources, targets = _array(x), _array(y)
     machine = ff.FrozenBlocks(sources.shape[-1] if sources.ndim else 1, blocks, scale, causal)
     unfinished = out.with_name(f"{out.name}.search")
-    progress = Progress()
+    progress, saved = Progress(), False
 
     def checkpoint(search: Search) -> None:
+        nonlocal saved
+        saved = True
         ff.save_search(search, unfinished)
 
     schedule = machine.compile(
@@ -101,8 +108,13 @@ def interpolate(
         write_atomic(animate, animation(machine, schedule, sources, targets))
     show(machine, schedule, out)
     print(f"\n{certificate}")
-    if schedule.report["status"] != "solved":
-        print(f"not solved ({schedule.report['status']}); go on with --resume {unfinished}", file=sys.stderr)
+    status, returns = schedule.report["status"], schedule.report["backwards error"]
+    if status != "solved":
+        print(f"not solved ({status}); go on with --resume {unfinished}", file=sys.stderr)
+    elif saved and not certificate.holds and returns is not None:
+        print(f"solved, but backwards it is off by {returns:.1e}; go on with --resume {unfinished}", file=sys.stderr)
+    elif saved:
+        unfinished.unlink(missing_ok=True)  # a checkpoint on the way to this solution
     return 0 if certificate.holds else 1
 
 

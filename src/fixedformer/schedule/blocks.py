@@ -100,7 +100,8 @@ class FrozenBlocks:
         mode: "finite", residual steps X + eta F(X) with |eta| <= eta_max, at most max_depth (256 D) of them, where
         D = sequences * tokens * d; or "continuous", X' = F(X). attempts, iterations: limits of the search (defaults
         grow with D); with the seed they decide the result. max_seconds only ends it early, with the best so far.
-        resume, checkpoint: a search's state, from `ff.load_search` or as it is when the search ends unsolved.
+        resume, checkpoint: a search's state, from `ff.load_search`, or as it is every 20 seconds, when interrupted, and
+        when the search ends unsolved.
 
         Returns the best schedule found. Its report says how good it is: `status` is "solved" only if the re-run is
         within the tolerance; else "exhausted" or "time is up", a value and not an exception. Raises SpecError for

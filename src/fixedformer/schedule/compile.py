@@ -16,7 +16,8 @@ from fixedformer.schedule.judge import grown_by, judge
 from fixedformer.schedule.problem import Problem, settings_for
 from fixedformer.schedule.program import Mode, Schedule
 from fixedformer.schedule.relax import Record
-from fixedformer.schedule.solve import Search, begin, search
+from fixedformer.schedule.solve import Search, search, status_of
+from fixedformer.schedule.start import begin
 
 if TYPE_CHECKING:
     from fixedformer.schedule.blocks import FrozenBlocks
@@ -28,8 +29,10 @@ ITERATIONS = 250
 QUIET, LOUD = 1e12, 1e14
 """float64 ends about 1e-15 times the amplification off: below tolerance * QUIET it is not worth lowering any more,
 above tolerance * LOUD it must be lowered."""
-UNBROKEN = ("join", "shoot")
-"""Phases of a second or so that keep no state of their own: the clock waits for their end."""
+UNBROKEN = ("join", "shoot", "lead")
+"""Steps of phases of a second or so that keep no state of their own: the clock waits for their end."""
+SAVE_SECONDS = 20.0
+"""Time between checkpoints of a running search."""
 LEAST, MOST = 3e2, 1e5
 """Bounds of the amplification that a search aims at; at most 1e5, so that schedules can be run backwards."""
 
@@ -65,31 +68,41 @@ def compile_schedule(
         raise SpecError(f"attempts and iterations must be at least 1, got {tries} and {limit}")
     arrays = blocks.arrays
     problem = Problem(arrays.scores, arrays.values, blocks.causal, X, Y, mode, tolerance, seed, tries, settings)
-    began = time.perf_counter()
+    began = saved = time.perf_counter()
     at = start = _checked(resume, problem)
-    for step, record in search(problem, start):
-        at = step
-        if progress is not None:
-            progress(record)
-        late = max_seconds is not None and time.perf_counter() - began > max_seconds
-        if late and at.status == "searching" and record.phase not in UNBROKEN:
-            at = replace(at, status="time is up")
-            break
+    try:
+        for step, record in search(problem, start):
+            at, now = step, time.perf_counter()
+            if progress is not None:
+                progress(record)
+            if at.status != "searching" or record.phase in UNBROKEN:
+                continue
+            if max_seconds is not None and now - began > max_seconds:
+                at = replace(at, status="time is up")
+                break
+            if checkpoint is not None and now - saved > SAVE_SECONDS:
+                saved = now
+                checkpoint(at)
+    except KeyboardInterrupt:
+        if checkpoint is not None:
+            checkpoint(at)
+        raise
     if at.status != "solved" and checkpoint is not None:
         checkpoint(replace(at, status="searching"))
     return _schedule(blocks, problem, at, eta_max, time.perf_counter() - began)
 
 
 def _checked(resume: Search | None, problem: Problem) -> Search:
-    """The search to go on with; SpecError when its state is of another problem."""
+    """The search to go on with; SpecError when it is a search for something else."""
     if resume is None:
         return Search()
-    shape = (problem.settings.words, len(problem.X), problem.X[0].size)
-    if resume.state is not None and resume.state.nodes.shape != shape:
-        raise SpecError(f"the search to resume has nodes {resume.state.nodes.shape}, this problem needs {shape}")
-    if resume.state is not None and not np.array_equal(resume.state.nodes[0], problem.flat[0]):
-        raise SpecError("the search to resume starts from another X; resume it with the X and Y that it was made for")
-    return resume
+    if resume.problem != problem.digest():
+        raise SpecError(
+            "the search to resume is for another problem; give the X, Y, blocks, mode, causal, eta_max, max_depth and "
+            "seed that it was started with (tolerance, attempts, iterations and max_seconds may change)"
+        )
+    done = bool(resume.log) and status_of(problem, replace(resume, attempt=resume.attempt - 1)) == "solved"
+    return replace(resume, status="solved") if done else resume  # the tolerance may be larger now
 
 
 def _schedule(blocks: FrozenBlocks, problem: Problem, at: Search, eta_max: float, seconds: float) -> Schedule:

@@ -79,6 +79,7 @@ def _blocks(header: Header) -> FrozenBlocks:
 
 ARRAYS = ("nodes", "durations", "best_nodes", "best_durations")
 """Arrays of a relaxation's state; the last two may be missing."""
+LED = ("led.nodes", "led.durations", "led.end")
 
 
 def save_search(search: Search, path: PathLike) -> None:
@@ -87,8 +88,16 @@ def save_search(search: Search, path: PathLike) -> None:
     tensors = {} if state is None else {n: v for n in ARRAYS if (v := getattr(state, n)) is not None}
     if search.durations is not None:
         tensors["found"] = search.durations
+    if search.led is not None:
+        tensors |= {name: getattr(search.led, name.removeprefix("led.")) for name in LED}
+    if search.unfolding is not None:
+        tensors["unfolding"] = search.unfolding.durations
     body: dict[str, Any] = {
+        "problem": search.problem,
         "attempt": search.attempt,
+        "leads": search.leads,
+        "strain": None if search.led is None else search.led.strain,
+        "unfolding": None if search.unfolding is None else [search.unfolding.trial, search.unfolding.share],
         "error": _number(search.error),
         "amplification": _number(search.amplification),
         "amplification_back": _number(search.amplification_back),
@@ -114,7 +123,9 @@ def save_search(search: Search, path: PathLike) -> None:
 def load_search(path: PathLike) -> Search:
     """Read an unfinished search. Raises StorageError for a damaged or foreign file."""
     from fixedformer.schedule.relax import State
+    from fixedformer.schedule.reversible import Unfolding
     from fixedformer.schedule.solve import Search
+    from fixedformer.schedule.start import Lead
 
     header, tensors = storage.read(path, SEARCH, lambda header: _search_shapes(path, header))
     body, arrays = header.body, {name: tensor.numpy() for name, tensor in tensors.items()}
@@ -126,7 +137,15 @@ def load_search(path: PathLike) -> Search:
             saved |= {name: _value(saved[name]) for name in ("lowest", "lowest_back", "best")}
             kept: dict[str, Any] = {name: arrays[name] for name in ARRAYS if name in arrays}
             state = State(**kept, **saved)
+        led = None
+        if LED[0] in arrays:
+            led = Lead(arrays[LED[0]], arrays[LED[1]], arrays[LED[2]], float(body["strain"]))
+        unfolding = Unfolding(arrays["unfolding"], *body["unfolding"]) if "unfolding" in arrays else None
         return Search(
+            problem=str(body["problem"]),
+            leads=int(body["leads"]),
+            led=led,
+            unfolding=unfolding,
             attempt=int(body["attempt"]),
             state=state,
             durations=arrays.get("found"),
@@ -142,7 +161,7 @@ def load_search(path: PathLike) -> Search:
 
 
 def _search_shapes(path: PathLike, header: Header) -> dict[str, tuple[int, ...]]:
-    if set(header.dtypes.values()) - {"F64"} or set(header.shapes) - {*ARRAYS, "found"}:
+    if set(header.dtypes.values()) - {"F64"} or set(header.shapes) - {*ARRAYS, *LED, "found", "unfolding"}:
         raise StorageError(
             f"{path}: a search holds float64 nodes and durations; the file was not written by fixedformer"
         )

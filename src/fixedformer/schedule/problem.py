@@ -1,5 +1,6 @@
 """What a search is given: the problem, and settings that fit its size."""
 
+import hashlib
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,6 +44,15 @@ class Problem:
         d = self.X.shape[2]
         ties = tuple((r, s, d * count) for r, s, count in feasible.prefix_ties(self.X)) if self.causal else ()
         return WordMaps(self.scores, self.values, self.X.shape[1], order, steps, finite, self.causal, ties)
+
+    def digest(self) -> str:
+        """SHA-256 of all that a search's state depends on; tolerance and limits may change when it is resumed."""
+        own = self.settings
+        said = (self.causal, self.mode, self.seed, own.half, own.words, own.substeps, own.amplitude, own.largest)
+        digest = hashlib.sha256(repr((said, self.X.shape)).encode())
+        for array in (self.scores, self.values, self.X, self.Y):
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()
 
     @property
     def flat(self) -> tuple[Array, Array]:

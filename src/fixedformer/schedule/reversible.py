@@ -8,7 +8,7 @@ same Newton steps that closed them before.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -31,6 +31,17 @@ CLOSING = 10
 SAME = 1e-7
 """A step undone to within this found the preimage that it came from: other branches are 1e-2 and more away."""
 
+
+@dataclass(frozen=True)
+class Unfolding:
+    """Where the moving of folded steps stands: durations (words, K) with no more folds than before, tries made, and how
+    large the next one is."""
+
+    durations: Array
+    trial: int = 0
+    share: float = 1.0
+
+
 Fold = tuple[int, int]
 """(word, segment) with a step that is not undone."""
 
@@ -47,37 +58,43 @@ def folds(problem: Problem, durations: Array) -> list[Fold]:
     return found
 
 
-def unfold(problem: Problem, durations: Array, attempt: int) -> Iterator[tuple[Array, Record]]:
-    """Move folded steps, a random share at a time; yields (durations, record) of solutions with no more folds.
+def unfold(problem: Problem, start: Unfolding, attempt: int) -> Iterator[tuple[Unfolding, Record]]:
+    """Move folded steps, a random share at a time; yields (where it stands, record) after each try.
 
     A try shortens folded segments and their mirror images in the word, or shakes their words, closes the joints, and is
     kept if it solves the problem, amplifies below the limit and folds no more often. The record's `residual` is the
     number of folds.
     """
-    X, Y = problem.flat
-    settings, maps = problem.settings, problem.maps
-    where, share = folds(problem, durations), 1.0
-    for trial in range(ROUNDS):
+    durations, share, where = start.durations, start.share, folds(problem, start.durations)
+    for trial in range(start.trial, ROUNDS):
         if not where:
             return
         change = share * _change(where, durations, trial, np.random.default_rng([problem.seed, attempt, trial]))
-        moved, nodes = move_durations(durations, change, settings.largest), rollout(maps, X, durations)[0]
-        for joined, record in join(maps, maps, Y, nodes, moved, settings, attempt):
-            moved = joined.durations
-            if record.iteration >= CLOSING:
-                break
-        best, least = moved, np.inf
-        for candidate, error, _ in shoot(maps, maps, X, Y, moved, settings.largest, attempt):
-            if error < least:
-                best, least = candidate, error
-        again = (
-            folds(problem, best) if least <= problem.tolerance and max(grown_by(problem, best)) < RETURN_LIMIT else None
-        )
+        moved, error = _closed(problem, durations, change, attempt)
+        good = error <= problem.tolerance and max(grown_by(problem, moved)) < RETURN_LIMIT
+        again = folds(problem, moved) if good else None
         if again is not None and len(again) <= len(where):
-            durations, where = best, again
+            durations, where = moved, again
         # Where joints do not close, smaller changes may let them; those add up, since the half of them only shortens.
-        share = min(1.0, 1.5 * share) if again is not None else max(0.7 * share, SMALLEST_SHARE)
-        yield durations, Record("unfold", attempt, trial, float(len(where)), np.nan, np.nan, 1.0)
+        share = min(1.0, 1.5 * share) if good else max(0.7 * share, SMALLEST_SHARE)
+        record = Record("unfold", attempt, trial, float(len(where)), np.nan, np.nan, 1.0)
+        yield Unfolding(durations, trial + 1, share), record
+
+
+def _closed(problem: Problem, durations: Array, change: Array, attempt: int) -> tuple[Array, float]:
+    """Durations after a change, with the joints closed again, and the error of the roll-out."""
+    X, Y = problem.flat
+    settings, maps = problem.settings, problem.maps
+    moved, nodes = move_durations(durations, change, settings.largest), rollout(maps, X, durations)[0]
+    for joined, record in join(maps, maps, Y, nodes, moved, settings, attempt):
+        moved = joined.durations
+        if record.iteration >= CLOSING:
+            break
+    best, least = moved, np.inf
+    for candidate, error, _ in shoot(maps, maps, X, Y, moved, settings.largest, attempt):
+        if error < least:
+            best, least = candidate, error
+    return best, float(least)
 
 
 def _change(where: list[Fold], durations: Array, trial: int, generator: np.random.Generator) -> Array:

@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 from scipy.linalg import qr
 
-from fixedformer.schedule import feasible, words
 from fixedformer.schedule.field import Array
 from fixedformer.schedule.finish import join, shoot
 from fixedformer.schedule.judge import RETURN, Verdict, assess, should_return
 from fixedformer.schedule.maps import rollout
 from fixedformer.schedule.problem import FLOW_STEPS, Problem
 from fixedformer.schedule.relax import Record, State, relax
-from fixedformer.schedule.reversible import unfold
+from fixedformer.schedule.reversible import Unfolding, unfold
+from fixedformer.schedule.start import Lead, begin
 
 SPARE_ATTEMPTS = 6
-"""Attempts after a first solution that does not return X."""
+"""Attempts after a first solution that should return X but does not."""
 LEADS, LEAD_STRAIN = 16, 12.0
 """Tries at the words that move the first tokens; the one whose words strain the other tokens least leads, if that
 strain, max |log singular value| of a word, is below this."""
@@ -29,7 +29,11 @@ strain, max |log singular value| of a word, is below this."""
 
 @dataclass(frozen=True)
 class Search:
-    """Where a search stands. status: "searching", "solved" or "exhausted"."""
+    """Where a search stands. status: "searching", "solved" or "exhausted".
+
+    problem: the digest of what it is a search for. leads, led: tries at leading words and the best of them, before the
+    attempt's state is there; unfolding: once it is finished, solved and does not return X.
+    """
 
     attempt: int = 0
     state: State | None = None
@@ -41,6 +45,10 @@ class Search:
     status: str = "searching"
     log: tuple[Mapping[str, Any], ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
+    problem: str = ""
+    leads: int = 0
+    led: Lead | None = None
+    unfolding: Unfolding | None = None
 
     def or_better(self, problem: Problem, durations: Array, found: Verdict) -> "Search":
         """With these durations, where they beat the best: solved first, then one that returns X, then the error."""
@@ -54,15 +62,12 @@ class Search:
 
 def search(problem: Problem, start: Search | None = None) -> Iterator[tuple[Search, Record]]:
     """Yield (search, record) after each step, until the status is no longer "searching"."""
-    at = start or Search()
+    at = replace(start or Search(), problem=problem.digest())
     while at.status == "searching":
         if at.state is None:
-            began, led = time.perf_counter(), None
-            for led, record in lead(problem, at.attempt):  # noqa: B007
-                at = at.timed("start", began)
-                began = time.perf_counter()
+            for started, record in _start(problem, at):
+                at = started
                 yield at, record
-            at = replace(at, state=begin(problem, at.attempt, led)).timed("start", began)
         assert at.state is not None  # set just above
         began = time.perf_counter()
         steps = relax(problem.maps, problem.flat[1], at.state, problem.settings, (problem.seed, at.attempt))
@@ -73,7 +78,7 @@ def search(problem: Problem, start: Search | None = None) -> Iterator[tuple[Sear
         assert at.state is not None
         entry: dict[str, Any] = {"attempt": at.attempt, "steps": at.state.iteration, "ended": at.state.finished}
         found: Array | None = None
-        if at.state.best_nodes is not None and at.state.best_durations is not None:
+        if at.unfolding is None and at.state.best_nodes is not None:
             for durations, record in _finish(problem, at):
                 found = durations
                 at = at.timed("finish", began)
@@ -81,17 +86,19 @@ def search(problem: Problem, start: Search | None = None) -> Iterator[tuple[Sear
                 yield at, record
         if found is not None:
             verdict = assess(problem, found)
-            at = at.timed("judge", began)
-            if should_return(problem, verdict) and verdict.returns > RETURN:
-                began, at = time.perf_counter(), at.or_better(problem, found, verdict)
-                for better, record in unfold(problem, found, at.attempt):
-                    found = better
-                    at = at.timed("unfold", began)
-                    began = time.perf_counter()
-                    yield at, record
-                verdict = assess(problem, found)
-            at = at.or_better(problem, found, verdict)
             entry |= verdict.as_entry()
+            at = at.or_better(problem, found, verdict).timed("judge", began)
+            if should_return(problem, verdict) and verdict.returns > RETURN:
+                at = replace(at, unfolding=Unfolding(found))
+        if at.unfolding is not None:
+            began, found = time.perf_counter(), at.unfolding.durations
+            for unfolding, record in unfold(problem, at.unfolding, at.attempt):
+                at, found = replace(at, unfolding=unfolding).timed("unfold", began), unfolding.durations
+                began = time.perf_counter()
+                yield at, record
+            verdict = assess(problem, found)
+            entry |= verdict.as_entry()
+            at = replace(at.or_better(problem, found, verdict), unfolding=None)
         at = replace(at, log=(*at.log, entry))
         status = status_of(problem, at)
         at = replace(at, status=status, attempt=at.attempt + 1, state=None)
@@ -100,48 +107,37 @@ def search(problem: Problem, start: Search | None = None) -> Iterator[tuple[Sear
 
 def status_of(problem: Problem, at: Search) -> str:
     """Solved, or worth another attempt, or exhausted. A solution that should return X but does not gets a few more."""
-    solved = sum(entry.get("error", np.inf) <= problem.tolerance for entry in at.log)
+    solved = [entry.get("error", np.inf) <= problem.tolerance for entry in at.log]
     last = at.attempt + 1 >= problem.attempts
-    if not solved:
+    if not any(solved):
         return "exhausted" if last else "searching"
     best = Verdict(at.error, at.amplification, at.amplification_back, at.returns)
     enough = at.returns <= RETURN or not should_return(problem, best)
-    return "solved" if enough or last or solved > SPARE_ATTEMPTS else "searching"
+    spent = len(solved) - 1 - solved.index(True) >= SPARE_ATTEMPTS
+    return "solved" if enough or last or spent else "searching"
 
 
-@dataclass(frozen=True)
-class Lead:
-    """Words that carry the first tokens to their targets: nodes (words, sequences, size), durations (words, K), and the
-    end (sequences, size)."""
-
-    nodes: Array
-    durations: Array
-    end: Array
-
-
-def begin(problem: Problem, attempt: int, led: Lead | None = None) -> State:
-    """The attempt's path and its calmest words, after the words that lead, if any do."""
-    generator = np.random.default_rng([problem.seed, attempt])
-    one_map = bool(feasible.linear_places(problem.X, problem.causal)) and (problem.causal or problem.X.shape[1] == 1)
-    chosen = problem.settings
-    start = problem.X if led is None else led.end.reshape(problem.X.shape)
-    path = words.plan_path(start, problem.Y, attempt, generator, one_map)
-    rest = chosen.words - (0 if led is None else len(led.durations))
-    nodes, durations = words.initial_words(problem.maps, path, rest, chosen.amplitude, generator, chosen.candidates)
-    if led is not None:
-        nodes, durations = np.concatenate([led.nodes, nodes]), np.concatenate([led.durations, durations])
-    # Where words would not join, a weaker strain at first may let them: every other attempt starts with a third of it.
-    return State(nodes, durations, strength=chosen.strength / (3 if attempt % 2 else 1))
+def _start(problem: Problem, at: Search) -> Iterator[tuple[Search, Record]]:
+    """Words that lead, try by try, then the attempt's first state."""
+    began = time.perf_counter()
+    for tried, led, record in lead(problem, at.attempt, at.leads, at.led):
+        at = replace(at, leads=tried, led=led).timed("start", began)
+        began = time.perf_counter()
+        yield at, record
+    at = replace(at, state=begin(problem, at.attempt, at.led), leads=0, led=None).timed("start", began)
+    yield at, Record("start", at.attempt, 0, np.nan, np.nan, np.nan, 1.0)
 
 
-def lead(problem: Problem, attempt: int) -> Iterator[tuple[Lead | None, Record]]:
+def lead(
+    problem: Problem, attempt: int, tried: int = 0, best: Lead | None = None
+) -> Iterator[tuple[int, Lead | None, Record]]:
     """Words that carry the first tokens to their targets, and the others wherever that takes them.
 
     Under a causal mask d independent first tokens must follow one given linear map. Words near the identity reach most
     of its d^2 directions only through brackets of high order, so along a straight path they run into their bounds; as
     a problem of their own, one token in d sequences, they join at once, and what is left keeps them where they are.
-    Yields the best words so far, None before any were found, with what the inner searches report; nothing at all where
-    the first tokens leave freedom, or where the words are too few.
+    Yields (tries made, the best words so far or None, record): "lead" within a try, "led" after it, from where it can
+    go on. Nothing at all where the first tokens leave freedom, or where the words are too few.
     """
     X, d = problem.X, problem.X.shape[2]
     first = X[:, 0]
@@ -156,22 +152,24 @@ def lead(problem: Problem, attempt: int) -> Iterator[tuple[Lead | None, Record]]
         attempts=1,
         settings=replace(problem.settings, words=count),
     )
-    best: Lead | None = None
-    least = LEAD_STRAIN
-    for trial in range(LEADS):
+    for trial in range(tried, LEADS):
         at = Search()
         for at, record in search(replace(alone, seed=problem.seed + 100 * attempt + trial)):  # noqa: B007
-            yield best, replace(record, phase="lead", attempt=attempt, iteration=trial)
-        if at.durations is None or at.status != "solved":
-            continue
-        nodes, end = rollout(problem.maps, problem.flat[0], at.durations)
-        if not (np.isfinite(nodes).all() and np.isfinite(end).all()):
-            continue
-        values = np.linalg.svd(problem.maps(nodes, at.durations, "state")[1], compute_uv=False)
-        strained = float(np.abs(np.log(np.maximum(values, 1e-300))).max())
-        if strained < least:
-            best, least = Lead(nodes, at.durations, end), strained
-    yield best, Record("lead", attempt, LEADS, 0.0 if best else np.nan, np.nan, np.nan, 1.0)
+            yield trial, best, replace(record, phase="lead", attempt=attempt, iteration=trial)
+        if at.durations is not None and at.status == "solved":
+            led = _led(problem, at.durations)
+            if led.strain < (LEAD_STRAIN if best is None else best.strain):
+                best = led
+        yield trial + 1, best, Record("led", attempt, trial, np.nan, np.nan, np.nan, 1.0)
+
+
+def _led(problem: Problem, durations: Array) -> Lead:
+    """These words with where they take all of X; an infinite strain where they diverge."""
+    nodes, end = rollout(problem.maps, problem.flat[0], durations)
+    if not (np.isfinite(nodes).all() and np.isfinite(end).all()):
+        return Lead(nodes, durations, end, np.inf)
+    values = np.linalg.svd(problem.maps(nodes, durations, "state")[1], compute_uv=False)
+    return Lead(nodes, durations, end, float(np.abs(np.log(np.maximum(values, 1e-300))).max()))
 
 
 def _finish(problem: Problem, at: Search) -> Iterator[tuple[Array, Record]]:
