@@ -146,10 +146,21 @@ def test_train_command(tmp_path, capsys):
     (["sudoku", "--model", "looped", "-O", "size=3"], "sudoku has no option size"),
     (["chess", "--model", "looped"], "task must be one of"),
     (["lcs", "--model", "looped", "--loss-over", "some"], "loss_over must be"),
+    (["lcs", "--model", "looped", "--rotary", "--norm", "post"], "--norm, --rotary (--positions rotary): for machines"),
 ])  # fmt: skip
 def test_train_command_refuses(arguments, message, tmp_path, capsys):
     assert main(["train", *arguments, "-o", str(tmp_path / "x")]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_recipe_that_was_only_tried_does_not_claim_the_folder(tmp_path, capsys):
+    """A refused task, then the right one; a schedule of a single step; free timesteps evaluated without --loops."""
+    common = ["-o", str(tmp_path / "a"), *FLAGS[2:], "-O", "length=5", "letters=2", "--timestep", "free"]
+    assert main(["train", "lsc", "--model", "looped", *common]) == 2
+    assert main(["train", "lcs", "--model", "looped", *common, "--loops", "2", "--steps", "1"]) == 0
+    assert "test accuracy" in capsys.readouterr().out
+    assert main(["evaluate", str(tmp_path / "a"), "--count", "20"]) == 0
+    assert "2 " in capsys.readouterr().out
 
 
 def test_own_data_trains_looped(tmp_path):
@@ -228,16 +239,18 @@ def test_reproduce_command(tmp_path, capsys, monkeypatch):
     assert "minutes" in second
     assert main(["reproduce", "table1", "-o", str(tmp_path / "x"), "--data", "a.txt"]) == 2
     assert "generates its data" in capsys.readouterr().err
+    assert main(["reproduce", "tmlt-table4", "-o", str(tmp_path / "x"), "--data", str(tmp_path / "a.txt")]) == 2
+    assert "no such file" in capsys.readouterr().err
 
 
 def test_estimates_and_what_a_step_keeps(tmp_path):
     recipe = LoopedRecipe("lcs", {"length": 5}, SMALL, None, 0, QUICK)
-    found = run_estimate(Run(recipe, tmp_path))
+    found = run_estimate(Run(recipe, tmp_path), "lcs")
     assert found.activations == recipe.activation_bytes() > 0
     assert found.bytes == 20 * sum(p.numel() for p in recipe.build_model().parameters())
     big = LoopedRecipe("lcs", {"length": 5}, {"width": 4096, "heads": 2, "loops": 100_000}, None, 0, QUICK)
     with pytest.raises(ff.CapacityError, match="checkpointing nested"):
-        run_estimate(Run(big, tmp_path / "big"))
+        run_estimate(Run(big, tmp_path / "big"), "big")
     spec = ff.LoopedSpec(d_in=9, loops=64)
     plain, loop, nested = (kept_bytes(replace(spec, checkpointing=kind), 8, 32) for kind in ("none", "loop", "nested"))
     assert nested < loop < plain / 4

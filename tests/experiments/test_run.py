@@ -189,7 +189,7 @@ def test_train_on_ones_own_data(tmp_path, capsys):
 def test_a_folder_from_before_a_field_existed_goes_on(tmp_path):
     """recipe.json of an older version lacks later fields; their defaults are what it ran with."""
     recipe = Recipe(task="dyck", heads=2, d_head=4, schedule=Schedule(steps=2, batch=4, validation=8))
-    Run(recipe, tmp_path)
+    list(Run(recipe, tmp_path).go())
     body = json.loads((tmp_path / "recipe.json").read_text())
     del body["schedule"]["betas"], body["mlp_width"]
     (tmp_path / "recipe.json").write_text(json.dumps(body))

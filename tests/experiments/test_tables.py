@@ -1,6 +1,7 @@
 """Tables are data: complete, buildable, and written from what was found."""
 
 import csv
+import shutil
 
 import pytest
 
@@ -88,6 +89,17 @@ def test_reproduce_runs_resumes_and_writes(tmp_path, capsys, monkeypatch):
     again, err = capsys.readouterr()
     assert again == out
     assert "about" not in err
+    shutil.rmtree(tmp_path / "t" / "runs" / "dyck" / "full")  # as in a clone, which has the table alone
+    assert main([*command[:-2], "dyck/sparse/a"]) == 0
+    assert capsys.readouterr().out == out
+    monkeypatch.setattr(tables, "_small", lambda recipe: replace(small(recipe), deviation=0.5))
+    assert main([*command[:-2], "dyck/sparse/a", "dyck/full/a"]) == 2  # one run is of another recipe, the other may do
+    out, err = capsys.readouterr()
+    assert "dyck/sparse/attention-only, seed 0: " in err
+    assert "holds a run of another recipe" in err
+    assert out.count("| dyck | attention only |") == 2
+    assert main([*command[:-2], "dyck/full/a", "--seed", "9"]) == 2
+    assert "no run of seed 9; these rows have seeds 0" in capsys.readouterr().err
     assert main([*command[:-2], "dyck/nothing"]) == 2
     assert "no row of table2 begins with dyck/nothing" in capsys.readouterr().err
     assert main(["reproduce", "table1", "-o", str(tmp_path / "t"), "--list"]) == 0

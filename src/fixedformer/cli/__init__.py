@@ -16,6 +16,7 @@ from fixedformer.errors import FixedformerError
 app = App(
     name="fixedformer",
     version=__version__,
+    suppress_keyboard_interrupt=False,
     help="A fixed transformer computes what any other transformer computes, because a program tells it to.",
 )
 # name, function, one line of help (kept here so that listing the commands imports none of them)
@@ -58,11 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
         return _fail(f"{error}; see 'fixedformer --help'", debug)
-    except (FixedformerError, OSError) as error:
-        return _fail(f"{type(error).__name__}: {error}", debug)
     except BrokenPipeError:  # the reader of stdout (head, less) has gone: nothing left to say
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except (FixedformerError, OSError) as error:
+        return _fail(f"{type(error).__name__}: {error}", debug)
     except KeyboardInterrupt:
         return _fail("interrupted", debug)
     return status if isinstance(status, int) else 0

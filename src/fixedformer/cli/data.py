@@ -30,7 +30,7 @@ def read_input(path: Path, vocabulary: Vocabulary) -> dict[str, Tensor]:
             return _read_text(path, vocabulary)
     except FileNotFoundError:
         raise StorageError(f"{path}: no such file") from None
-    except (ValueError, EOFError, SafetensorError, UnicodeDecodeError, OSError) as error:
+    except (ValueError, TypeError, EOFError, SafetensorError, UnicodeDecodeError, OSError) as error:
         if isinstance(error, SpecError):
             raise
         raise StorageError(f"{path}: cannot be read as {path.suffix} ({error})") from None

@@ -30,7 +30,8 @@ def evaluate(
 
     Args:
         checkpoint: a run's folder, or the model.safetensors or checkpoint in it.
-        loops: numbers of loops, e.g. 4,8,16,32; half, once and twice the model's own when left out.
+        loops: numbers of loops, e.g. 4,8,16,32; half, once and twice (not for free timesteps) the model's own when left
+            out.
         count: test sequences.
         plot: a PNG: the model's own read-out, and a fitted linear one, after every loop.
         json: print JSON.
@@ -48,7 +49,9 @@ def evaluate(
     if not (folder / "model.safetensors").exists():
         raise SpecError(f"{folder} holds no finished run; go on with it first: fixedformer train with the same flags")
     model, place = load_looped(folder / "model.safetensors"), device_named(device)
-    numbers = _numbers(loops) if loops else sorted({max(1, model.loops // 2), model.loops, 2 * model.loops})
+    further = 1 if model.spec.timestep == "free" else 2  # free parameters end at the last trained loop
+    usual = sorted({max(1, model.loops // 2), model.loops, further * model.loops})
+    numbers = _numbers(loops) if loops else usual
     rows = at_loops(model, recipe, numbers, count, place)
     probe = probe_loops(model, recipe, max(numbers), min(count, 2000), place) if plot else None
     if probe is not None and plot is not None:

@@ -9,10 +9,11 @@ import torch
 from cyclopts import Parameter
 
 from fixedformer.cli.train import device_named, follow
-from fixedformer.errors import CapacityError, SpecError
+from fixedformer.errors import CapacityError, SpecError, StorageError
 from fixedformer.experiments import reproduce as work
 from fixedformer.experiments import tmlt_table
 from fixedformer.experiments.continuity import probe_lines, probe_run
+from fixedformer.experiments.run import Run
 from fixedformer.experiments.tables import Item, Row, Scale
 from fixedformer.experiments.tables import rows as rows_of
 from fixedformer.experiments.tmlt import TmltItem, tmlt_rows
@@ -68,16 +69,29 @@ def reproduce(
             except CapacityError as error:  # the other rows may fit
                 print(f"{row.name}: {error}", flush=True)
         return 0
-    for row, run in work.runs(chosen, out, place, seed=seed):
-        if not run.done:
-            print(f".. {work.estimate(row, place)}", file=sys.stderr)
-        follow(run, f"{row.name}, seed {run.recipe.seed}")
+    plan = [(row, recipe) for row in chosen for recipe in row.recipes if seed in (None, recipe.seed)]
+    if not plan:
+        known = sorted({recipe.seed for row in chosen for recipe in row.recipes})
+        raise SpecError(f"no run of seed {seed}; these rows have seeds {', '.join(map(str, known))}")
+    missed = 0
+    for row, recipe in plan:
+        title = f"{row.name}, seed {recipe.seed}"
+        try:
+            run = Run(recipe, work.place_of(row, recipe, out), place)
+            if not run.done:
+                print(f".. {work.run_estimate(run, title)}", file=sys.stderr)
+            follow(run, title)
+        except (CapacityError, StorageError) as error:  # the other rows may do
+            missed += 1
+            print(f"{title}: {error}", file=sys.stderr)
+            continue
         work.compile_run(run)
         if item == "tmlt-probe":
             probe_run(run)
         _write(item, scale, out, every)
-    print((out / "table.md").read_text())
-    return 0
+    if missed < len(plan):
+        print((out / "table.md").read_text())
+    return 2 if missed else 0
 
 
 def _named(every: list[Row], names: list[str] | None) -> list[Row]:
@@ -92,10 +106,12 @@ def _named(every: list[Row], names: list[str] | None) -> list[Row]:
 
 
 def _rows_of(item: Item | TmltItem, scale: Scale, data: Path | None) -> list[Row]:
+    if data is not None and item not in ("tmlt-table2", "tmlt-table4", "tmlt-probe"):
+        raise SpecError(f"{item} generates its data; --data is for tmlt-table2, tmlt-table4 and tmlt-probe")
+    if data is not None and not data.is_file():
+        raise SpecError(f"--data {data}: no such file")
     if item.startswith("tmlt-"):
         return tmlt_rows(cast(TmltItem, item), scale, data)
-    if data is not None:
-        raise SpecError(f"{item} generates its data; --data is for tmlt-table2, tmlt-table4 and tmlt-probe")
     return rows_of(cast(Item, item), scale)
 
 

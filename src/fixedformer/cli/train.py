@@ -12,6 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from fixedformer.cli.looped_flags import LoopedFlags, looped_recipe
 from fixedformer.errors import SpecError
+from fixedformer.experiments.looped import LoopedRecipe
 from fixedformer.experiments.recipes import paper_recipe
 from fixedformer.experiments.reproduce import run_estimate
 from fixedformer.experiments.run import Run
@@ -115,6 +116,12 @@ def train(
     }  # fmt: skip
     given = {name: value for name, value in timing.items() if value is not None}
     if model != "machine":
+        _refuse({
+            "--machine": machine != "sparse", "--residual": residual, "--residual-weights": residual_weights,
+            "--norm": norm, "--final-norm": final_norm, "--looped": looped, "--d-head": d_head, "--d-model": d_model,
+            "--rotary (--positions rotary)": rotary, "--train-unembedding": train_unembedding is not None,
+            "--everywhere": everywhere,
+        })  # fmt: skip
         sizes: dict[str, Any] = {"width": width, "heads": heads, "layers": layers, "mlp_width": mlp_width or None,
                                  "causal": None if mask is None else mask == "causal"}  # fmt: skip
         return _show(Run(looped_recipe(task, model, flags, sizes, given, seed), out, device_named(device)), model)
@@ -132,12 +139,19 @@ def train(
     return _show(Run(recipe, out, device_named(device)), machine)
 
 
+def _refuse(given: dict[str, Any]) -> None:
+    """SpecError that names the flags given that a looped or standard model does not have."""
+    named = [flag for flag, value in given.items() if value]
+    if named:
+        raise SpecError(f"{', '.join(named)}: for machines only; looped and standard models have their own "
+                        "switches, see fixedformer train --help")  # fmt: skip
+
+
 def _show(run: Run, what: str) -> int:
     """Train what is left of a run, then its result on stdout."""
-    estimate = run_estimate(run)
-    if estimate is not None and not run.done:
-        print(f".. {estimate}", file=sys.stderr)
     title = f"{run.recipe.as_dict()['task']}, {what}"
+    if isinstance(run.recipe, LoopedRecipe) and not run.done:
+        print(f".. {run_estimate(run, title)}", file=sys.stderr)
     follow(run, title)
     result = run.result()
     rules = ", ".join(f"{name} {share:.1%}" for name, share in result["trivial_rules"].items())

@@ -4,10 +4,10 @@ import csv
 import io
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from fixedformer.capacity import readable, require_memory
 from fixedformer.embedding.sparse import SparseMachine
 from fixedformer.experiments.looped import LoopedRecipe
 from fixedformer.experiments.recipes import Recipe
-from fixedformer.experiments.run import Run
+from fixedformer.experiments.run import Run, read_back, read_recipe
 from fixedformer.experiments.tables import Row
 from fixedformer.files import load_target
 from fixedformer.storage import write_atomic
@@ -52,12 +52,11 @@ def estimate(row: Row, device: str = "cpu") -> Estimate:
     return Estimate(row.name, seconds * sum(r.schedule.steps for r in row.recipes), fixed, activations)
 
 
-def run_estimate(run: Run) -> Estimate | None:
-    """What is ahead of a looped run; None for others. Raises CapacityError as `estimate` does."""
-    if run.done or not isinstance(run.recipe, LoopedRecipe):
-        return None
-    seconds, fixed, activations = _step_cost(run.recipe, run.recipe.task, run.device)
-    return Estimate(run.folder.name, seconds * run.recipe.schedule.steps, fixed, activations)
+def run_estimate(run: Run, name: str) -> Estimate:
+    """What is left of a run, from one timed step. Raises CapacityError as `estimate` does."""
+    assert isinstance(run.recipe, Recipe | LoopedRecipe)
+    seconds, fixed, activations = _step_cost(run.recipe, name, run.device)
+    return Estimate(name, seconds * (run.recipe.schedule.steps - run.steps_done), fixed, activations)
 
 
 def _step_cost(recipe: Recipe | LoopedRecipe, name: str, device: str) -> tuple[float, int, int | None]:
@@ -71,7 +70,8 @@ def _step_cost(recipe: Recipe | LoopedRecipe, name: str, device: str) -> tuple[f
         recipe = replace(recipe, train_size=None)  # a large training set need not be drawn to time a step
     machine = recipe.build_machine()
     model = recipe.build_model(machine)
-    schedule = replace(recipe.schedule, validation=1)  # the validation set is not part of a step
+    # The validation set is not part of a step, and a schedule of one step is timed as well.
+    schedule = replace(recipe.schedule, validation=1, steps=max(2, recipe.schedule.steps), stop_at=None)
     trainer = Trainer(model, recipe.build_tasks()[0], schedule, recipe.seed, recipe.mask, device)
     steps = iter(trainer)
     next(steps)
@@ -82,20 +82,41 @@ def _step_cost(recipe: Recipe | LoopedRecipe, name: str, device: str) -> tuple[f
     return seconds, fixed + 5 * sum(p.nbytes for p in model.parameters()), activations
 
 
-def runs(
-    rows: list[Row], folder: Path, device: str = "cpu", look_only: bool = False, seed: int | None = None
-) -> Iterator[tuple[Row, Run]]:
-    """Every run of the rows, in order; finished ones train nothing when they are gone through again.
+def place_of(row: Row, recipe: Recipe | LoopedRecipe, folder: Path) -> Path:
+    """The folder of one run."""
+    return folder / "runs" / row.name / f"seed-{recipe.seed}"
 
-    look_only: only runs that have a folder already, so that looking makes none. seed: only runs of this seed.
+
+def finished(row: Row, folder: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """Folders and results of a row's finished runs; those of another recipe, as one was before, are left out."""
+    found = []
+    for recipe in row.recipes:
+        place = place_of(row, recipe, folder)
+        if not (place / "result.json").exists():
+            continue
+        result = json.loads((place / "result.json").read_text())
+        if read_recipe(place).as_dict() == read_back(recipe).as_dict():
+            found.append((place, result))
+    return found
+
+
+def kept(table: list[dict[str, str]], folder: Path, key: tuple[str, ...], order: list[Row]) -> list[dict[str, str]]:
+    """The table with those rows of the folder's table.csv that have no finished run there: runs/ may be elsewhere.
+
+    key: the columns that name a row, after the task those of its machine and variant.
     """
-    for row in rows:
-        for recipe in row.recipes:
-            if seed is not None and recipe.seed != seed:
-                continue
-            place = folder / "runs" / row.name / f"seed-{recipe.seed}"
-            if place.exists() or not look_only:
-                yield row, Run(recipe, place, device)
+    path = folder / "table.csv"
+    if not path.exists():
+        return table
+    with open(path, newline="", encoding="utf-8") as stream:
+        before = list(csv.DictReader(stream))
+    own = {tuple(line[name] for name in key) for line in table}
+    columns = set(table[0]) if table else set()
+    table = table + [line for line in before if set(line) >= columns and tuple(line[name] for name in key) not in own]
+    places: dict[tuple[str, ...], int] = {}
+    for i, row in enumerate(order):
+        places |= {(row.task, row.variant, row.machine): i, (row.task, f"{row.machine}, {row.variant}"): i}
+    return sorted(table, key=lambda line: places.get(tuple(line[name] for name in key), len(places)))
 
 
 def compile_run(run: Run) -> None:
@@ -128,13 +149,13 @@ COLUMNS = (
 
 
 def collect(rows: list[Row], folder: Path) -> list[dict[str, str]]:
-    """What the finished runs of each row found, as text for a table; rows without a finished run are left out."""
+    """What the finished runs of each row found, as text for a table, and what `kept` keeps; other rows are left out."""
     table = []
     for row in rows:
-        finished = [run for _, run in runs([row], folder, look_only=True) if run.done]
-        if not finished:
+        found = finished(row, folder)
+        if not found:
             continue
-        done = [run.result() for run in finished]
+        done = [result for _, result in found]
         best = max(done[0]["trivial_rules"].items(), key=lambda pair: pair[1])
         table.append(
             {
@@ -148,15 +169,15 @@ def collect(rows: list[Row], folder: Path) -> list[dict[str, str]]:
                 "seconds": f"{sum(r['seconds'] for r in done):.0f}",
                 "width": "" if done[0]["width"] is None else str(done[0]["width"]),
                 "trivial rules": f"{best[0]}: {100 * best[1]:.1f}",
-                "compiled": _compiled(finished[0]),
+                "compiled": _compiled(found[0][0]),
             }
         )
-    return table
+    return kept(table, folder, ("task", "variant", "machine"), rows)
 
 
-def _compiled(run: Run) -> str:
+def _compiled(place: Path) -> str:
     """What compile_run found, for a table."""
-    path = run.folder / "compiled.json"
+    path = place / "compiled.json"
     if not path.exists():
         return ""
     found = json.loads(path.read_text())

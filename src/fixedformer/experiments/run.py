@@ -1,6 +1,6 @@
 """A training run on disk: a folder that can be killed at any moment and gone on with.
 
-recipe.json          what is run; a folder belongs to one recipe for good
+recipe.json          what is run; once there is a checkpoint the folder belongs to one recipe for good
 checkpoint           the trainer's whole state, written atomically every few steps
 metrics.jsonl        one line a logged step; lines beyond the checkpoint are dropped when a run goes on
 result.json          test accuracy beside the trivial rules, fingerprints before and after; its presence means: done
@@ -92,9 +92,16 @@ class Run:
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(recipe.as_dict(), indent=2)
         path = folder / "recipe.json"
-        if path.exists() and read_recipe(folder).as_dict() != read_back(recipe).as_dict():
+        begun = self.done or (folder / "checkpoint").exists()  # a recipe that was only tried leaves neither
+        if begun and read_recipe(folder).as_dict() != read_back(recipe).as_dict():
             raise StorageError(f"{folder} holds a run of another recipe; name another folder, or remove it")
         storage.write_atomic(path, text.encode())
+
+    @property
+    def steps_done(self) -> int:
+        """Steps up to the checkpoint."""
+        path = self.folder / "checkpoint"
+        return int(storage.read_header(path).body["step"]) if path.exists() else 0
 
     @property
     def done(self) -> bool:

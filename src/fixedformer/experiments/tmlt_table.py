@@ -3,12 +3,11 @@
 import csv
 import io
 import math
-from collections.abc import Iterable
 from pathlib import Path
 from statistics import mean, pstdev
 from typing import Any
 
-from fixedformer.experiments.reproduce import runs
+from fixedformer.experiments.reproduce import finished, kept
 from fixedformer.experiments.tables import Row
 from fixedformer.storage import write_atomic
 
@@ -44,11 +43,11 @@ def trivial(task: str, result: dict[str, Any]) -> str:
     return f"{name}: {100 * share:.1f}%{places}"
 
 
-def collect(rows: Iterable[Row], folder: Path) -> list[dict[str, str]]:
-    """One line a row with a finished run; spread is the standard deviation over seeds."""
+def collect(rows: list[Row], folder: Path) -> list[dict[str, str]]:
+    """One line a row with a finished run, and what `kept` keeps; spread is the standard deviation over seeds."""
     table = []
     for row in rows:
-        done = [run.result() for _, run in runs([row], folder, look_only=True) if run.done]
+        done = [result for _, result in finished(row, folder)]
         if not done:
             continue
         values = [headline(row.task, result)[1] for result in done]
@@ -70,7 +69,7 @@ def collect(rows: Iterable[Row], folder: Path) -> list[dict[str, str]]:
                 "trivial rules": trivial(row.task, done[0]),
             }
         )
-    return table
+    return kept(table, folder, ("task", "model"), rows)
 
 
 def write_table(table: list[dict[str, str]], folder: Path, title: str, notes: list[str]) -> None:
