@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import fixedformer as ff
-from fixedformer.cli import interpolate_pictures, main
+from fixedformer.cli import interpolate, interpolate_pictures, main
+from fixedformer.schedule.relax import Record
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +53,16 @@ def test_unfinished_searches_are_kept_and_resumed(files, capsys):
     assert main(["info", kept]) == 0
     assert "schedule-search" in capsys.readouterr().out
     assert call(files, "--resume", kept) == 0
+
+
+@pytest.mark.parametrize(
+    ("phase", "said"),
+    [("relax", "relax 2: residual 0.5, amplification 7"), ("unfold", "try 3: 4 left"), ("lead", "first tokens alone")],
+)
+def test_progress_is_in_words(phase, said, capsys, monkeypatch):
+    monkeypatch.setattr(interpolate, "QUIET_SECONDS", 0.0)
+    interpolate.Progress()(Record(phase, 0, 2, 4.0 if phase == "unfold" else 0.5, 1.0, 7.0, 1.0))
+    assert said in capsys.readouterr().err
 
 
 def test_what_cannot_end_well_is_refused_before_the_search(files, capsys):

@@ -129,11 +129,17 @@ class Progress:
         if now - self._last < QUIET_SECONDS:
             return
         self._last = now
-        amplified = (
-            "" if record.amplification != record.amplification else f", amplification {record.amplification:.2g}"
-        )
-        where = f"attempt {record.attempt + 1}, {record.phase} {record.iteration}"
-        print(f".. {where}: residual {record.residual:.2g}{amplified}", file=sys.stderr, flush=True)
+        print(f".. attempt {record.attempt + 1}, {_step(record)}", file=sys.stderr, flush=True)
+
+
+def _step(record: Record) -> str:
+    """What a step did, in words."""
+    if record.phase == "unfold":
+        return f"solved; steps that cannot be undone are moved, try {record.iteration + 1}: {record.residual:.0f} left"
+    if record.phase in ("lead", "led"):
+        return f"words for the first tokens alone, try {record.iteration + 1}"
+    amplified = "" if record.amplification != record.amplification else f", amplification {record.amplification:.2g}"
+    return f"{record.phase} {record.iteration}: residual {record.residual:.2g}{amplified}"
 
 
 def show(machine: ff.FrozenBlocks, schedule: ff.Schedule, out: Path) -> None:
