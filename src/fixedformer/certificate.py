@@ -12,6 +12,11 @@ from typing import Any
 from fixedformer.errors import CertificateError
 
 
+def peak(*values: float) -> float:
+    """The largest value; NaN as soon as one is NaN, which Python's max would lose, so that no check holds by it."""
+    return math.nan if any(math.isnan(value) for value in values) else max(values)
+
+
 @dataclass(frozen=True)
 class Check:
     """One claim with its bound and its measurement.

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +22,8 @@ def as_input(data: Any, d_in: int, dtype: torch.dtype, device: torch.device | st
 
     Raises SpecError for an empty sequence, an id outside 0..d_in-1, another width, NaN or infinity.
     """
+    if isinstance(data, np.ndarray) and not data.dtype.isnative:
+        data = data.astype(data.dtype.newbyteorder("="))
     X: Tensor = torch.as_tensor(data, device=device)
     if X.dtype == torch.bool or X.is_complex():
         raise SpecError(f"inputs are integer token ids or real vectors, got {X.dtype}")
@@ -32,10 +35,11 @@ def as_input(data: Any, d_in: int, dtype: torch.dtype, device: torch.device | st
     if X.numel() == 0:
         raise SpecError(f"the input holds no sequence: its shape is {tuple(X.shape)}")
     if ids:
+        X = X.long()  # least and largest of uint16 and its like are not implemented; 2^63 and more become negative
         low, high = int(X.min()), int(X.max())
         if low < 0 or high >= d_in:
             raise SpecError(f"token ids must lie in 0..{d_in - 1} (d_in = {d_in}), got {low}..{high}")
-        return X.long()
+        return X
     if X.shape[-1] != d_in:
         raise SpecError(f"vectors must have {d_in} entries a token (d_in), got {X.shape[-1]}")
     return finite(X, "the input").to(dtype)

@@ -104,6 +104,47 @@ def test_text_in_text_out(folder, capsys):
     assert "do not make one array" in refused(capsys, "run", program, folder / "in.txt", "-o", folder / "out.npy")
 
 
+def test_text_keeps_what_is_there(folder, capsys):
+    """Spaces that are tokens; two tensors never share a text; a tensor's name is no line number."""
+    target, program = folder / "target.safetensors", folder / "program.safetensors"
+    named = ff.load_target(target).weights.named()
+    ff.save_target(ff.Target(SPEC, **named, card=ff.Card(("a", " ", "b"), "causal", "")), folder / "spaced.safetensors")
+    call(capsys, "compile", folder / "spaced.safetensors", "-o", program)
+    (folder / "in.txt").write_text("a b\n")
+    call(capsys, "run", program, folder / "in.txt", "-o", folder / "out.safetensors")
+    assert load_file(folder / "out.safetensors")["lines 1"].shape == (1, 3, 3)
+    save_file({"train 7": torch.tensor([[0, 1], [2, 2]])}, folder / "one.safetensors")
+    assert call(capsys, "run", program, folder / "one.safetensors", "-o", folder / "out.txt")[0] == 0
+    assert len((folder / "out.txt").read_text().splitlines()) == 2
+    save_file({"train ids": torch.tensor([0, 1]), "b": torch.tensor([2])}, folder / "two.safetensors")
+    err = refused(capsys, "run", program, folder / "two.safetensors", "-o", folder / "out.txt")
+    assert "holds 2 tensors" in err
+    assert "no folder" in refused(capsys, "run", program, folder / "in.txt", "-o", folder / "no" / "out.txt")
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "uint64", ">i8", ">i4"])
+def test_ids_of_any_integer_type(folder, capsys, dtype):
+    target, program = folder / "target.safetensors", folder / "program.safetensors"
+    call(capsys, "compile", target, "-o", program)
+    np.save(folder / "in.npy", np.array([[0, 2, 1]], dtype))
+    assert call(capsys, "run", program, folder / "in.npy", "-o", folder / "out.npy")[0] == 0
+    want = ff.load_target(target)(torch.tensor([[0, 2, 1]]), "causal")
+    assert np.allclose(np.load(folder / "out.npy"), want.numpy(), rtol=0, atol=1e-10)
+    assert torch.equal(ff.load_target(target)(np.array([[0, 2, 1]], dtype), "causal"), want)
+
+
+def test_numbers_and_flags_that_mean_nothing_are_refused(folder, capsys):
+    target, program = folder / "target.safetensors", folder / "program.safetensors"
+    for arguments, said in (
+        (("compile", target, "-o", program, "--seed", "7"), "--seed: for random machines only"),
+        (("compile", target, "-o", program, "--machine", "random", "--neurons-per-target", "2"), "targets with MLPs"),
+        (("compile", target, "-o", program, "--machine", "random", "--seed", "-1"), "Must be >= 0"),
+        (("demo", "--strings", "0"), "Must be >= 1"),
+        (("bounds", "--layers", "0"), "Must be >= 1"),
+    ):
+        assert said in refused(capsys, *arguments)
+
+
 def test_named_tensors(folder, capsys):
     program = folder / "program.safetensors"
     call(capsys, "compile", folder / "target.safetensors", "-o", program)

@@ -1,6 +1,7 @@
 """Certificates: they hold where they should, they fail where they should, and their bounds are not loose."""
 
 import json
+import math
 import random
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 from machines import KINDS, build, sampled_spec
 
 import fixedformer as ff
+from fixedformer.certificate import peak
 from fixedformer.embedding.accurate import Pair
 from fixedformer.embedding.bounds import propagate
 from fixedformer.embedding.certify import Audit, path_by_path
@@ -18,6 +20,31 @@ SPEC = ff.TargetSpec(heads=2, layers=2, d_in=3, d_head=2)
 
 def replaced(program, embedding):
     return ff.Program(embedding, program.spec, program.machine, program.machine_fingerprint, program.report)
+
+
+def overflowing(dtype):
+    """A target whose scores overflow in float32, not in float64."""
+    named = ff.Target.random(SPEC, seed=1).weights.named()
+    named = {name: tensor * 1e20 if name in ("query", "key") else tensor for name, tensor in named.items()}
+    return ff.Target(SPEC, **{name: tensor.to(dtype) for name, tensor in named.items()})
+
+
+def test_nan_never_holds():
+    """float32 outputs that are NaN everywhere: against NaN and against numbers, compiled or read back."""
+    machine, target = ff.SparseMachine(SPEC), overflowing(torch.float32)
+    program = machine.compile(target)
+    assert machine.run(program, torch.tensor([[0, 1, 2]])).isnan().any()
+    certificate = machine.certify(program, target)
+    assert not certificate.holds
+    assert any(check.measured != check.measured for check in certificate.checks)
+    assert not ff.certify_equal((machine, program), overflowing(torch.float64)).holds
+    assert not ff.certify_equal(overflowing(torch.float64), target).holds
+
+
+@pytest.mark.parametrize("values", [(math.nan, 1.0), (1.0, math.nan), (0.0, math.inf, math.nan)])
+def test_a_peak_with_nan_is_nan(values):
+    assert math.isnan(peak(*values))
+    assert peak(0.0, 3.0, 1.0) == 3.0
 
 
 @pytest.mark.parametrize("mask", [None, "causal", "any"])

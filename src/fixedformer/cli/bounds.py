@@ -7,13 +7,14 @@ from typing import Annotated
 from cyclopts import Parameter
 
 import fixedformer as ff
+from fixedformer.cli.options import Count
 from fixedformer.storage import write_atomic
 
 
 def bounds(
     *,
     heads: int = 2,
-    layers: int = 6,
+    layers: Count = 6,
     d_in: int = 1,
     d_head: int = 1,
     residual: bool = False,
@@ -44,7 +45,7 @@ def bounds(
         print(text.dumps({"layers": depths} | curves))
     else:
         for name, values in [("layers", depths), *curves.items()]:
-            print(f"{name:46}" + "".join(f"{value:>12}" for value in values))
+            print(f"{name:46}" + "".join(f" {value:>11}" for value in values))
     if out is not None:
         from fixedformer.plots import width_bounds
 

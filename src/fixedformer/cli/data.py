@@ -20,7 +20,8 @@ def read_input(path: Path, vocabulary: Vocabulary) -> dict[str, Tensor]:
     """Named inputs of a file: .npy (one array), .safetensors (each tensor), .txt (lines of equal length together)."""
     try:
         if path.suffix == ".npy":
-            return {"input": torch.from_numpy(np.load(path, allow_pickle=False))}
+            array = np.load(path, allow_pickle=False)
+            return {"input": torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))}
         if path.suffix == ".safetensors":
             tensors = load_tensors(path.read_bytes())
             if not tensors:
@@ -37,28 +38,41 @@ def read_input(path: Path, vocabulary: Vocabulary) -> dict[str, Tensor]:
     raise SpecError(f"{path}: an input is a .npy, .safetensors or .txt file, got '{path.suffix}'")
 
 
-def write_output(path: Path, outputs: dict[str, Tensor], vocabulary: Vocabulary) -> None:
+def check_output(path: Path, inputs: dict[str, Tensor], source: Path, vocabulary: Vocabulary, d_out: int) -> None:
+    """SpecError where outputs for these inputs cannot be written as `path` says: before anything is computed."""
+    if path.suffix not in (".npy", ".safetensors", ".txt"):
+        raise SpecError(f"{path}: an output is a .npy, .safetensors or .txt file, got '{path.suffix}'")
+    if not path.parent.is_dir():
+        raise SpecError(f"cannot write {path}: no folder {path.parent}; make it first")
+    if path.suffix == ".npy" and len(inputs) > 1:
+        raise SpecError(f"{path}: {len(inputs)} outputs of different lengths do not make one array; write a "
+                        ".safetensors or .txt file")  # fmt: skip
+    if path.suffix == ".txt":
+        names = _need(path, vocabulary)
+        if d_out != len(names):
+            raise SpecError(f"{path}: text needs a name for each of {d_out} outputs, the vocabulary has {len(names)}")
+        if source.suffix != ".txt" and len(inputs) > 1:
+            raise SpecError(f"{path}: {source} holds {len(inputs)} tensors, which make no one text; write .safetensors")
+
+
+def write_output(path: Path, outputs: dict[str, Tensor], source: Path, vocabulary: Vocabulary) -> None:
     """Write outputs as .npy (one array), .safetensors (all, by name) or .txt (likeliest tokens), atomically."""
     if path.suffix == ".safetensors":
         write_atomic(path, tensor_bytes({name: out.contiguous() for name, out in outputs.items()}))
     elif path.suffix == ".npy":
-        if len(outputs) > 1:
-            raise SpecError(f"{path}: {len(outputs)} outputs of different lengths do not make one array; write a "
-                            ".safetensors or .txt file")  # fmt: skip
         buffer = io.BytesIO()
         np.save(buffer, next(iter(outputs.values())).numpy())
         write_atomic(path, buffer.getvalue())
-    elif path.suffix == ".txt":
+    else:
         names = _need(path, vocabulary)
         joint = "" if all(len(name) == 1 for name in names) else " "
         by_line: dict[int, str] = {}
         for label, out in outputs.items():
             likeliest = out.argmax(-1).reshape(-1, out.shape[-2])
-            lines = [int(n) for n in label.split()[1:]] or list(range(len(likeliest)))
-            by_line |= {n: joint.join(names[i] for i in row) for n, row in zip(lines, likeliest.tolist())}
+            # Names of groups read from text list their line numbers; a tensor's own name means nothing here.
+            lines = [int(n) for n in label.split()[1:]] if source.suffix == ".txt" else range(len(likeliest))
+            by_line |= {n: joint.join(names[i] for i in row) for n, row in zip(lines, likeliest.tolist(), strict=True)}
         write_atomic(path, "".join(by_line[n] + "\n" for n in sorted(by_line)).encode())
-    else:
-        raise SpecError(f"{path}: an output is a .npy, .safetensors or .txt file, got '{path.suffix}'")
 
 
 def _read_text(path: Path, vocabulary: Vocabulary) -> dict[str, Tensor]:
@@ -67,7 +81,7 @@ def _read_text(path: Path, vocabulary: Vocabulary) -> dict[str, Tensor]:
     characters = all(len(name) == 1 for name in names)
     groups: dict[int, list[tuple[int, list[int]]]] = {}
     for number, line in enumerate(path.read_text().splitlines(), 1):
-        tokens = [c for c in line if not c.isspace()] if characters else line.split()
+        tokens = [c for c in line if c in index or not c.isspace()] if characters else line.split()
         if not tokens:
             continue
         unknown = next((token for token in tokens if token not in index), None)

@@ -10,6 +10,7 @@ from torch import Tensor
 import fixedformer as ff
 from fixedformer.cli.data import read_input
 from fixedformer.cli.embedding import MaskName, Out
+from fixedformer.cli.options import Seed
 from fixedformer.embedding.distil import DistilStep
 from fixedformer.embedding.files import build_machine, load_program
 from fixedformer.files import load_target, save_target
@@ -30,7 +31,7 @@ def decompile(
     tokens: bool = False,
     tolerance: float | None = None,
     steps: int = 0,
-    seed: int = 0,
+    seed: Seed = 0,
     plot: Path | None = None,
 ) -> int:
     """Read PROGRAM back as the narrowest transformer that computes the same, and say what was found.
@@ -68,7 +69,7 @@ def shrink(
     tokens: bool = False,
     tolerance: float | None = None,
     steps: int = 0,
-    seed: int = 0,
+    seed: Seed = 0,
     plot: Path | None = None,
 ) -> int:
     """Write the narrowest target that computes what TARGET does, and say what was found.

@@ -7,13 +7,14 @@ from rich.console import Console
 from rich.table import Table
 
 from fixedformer.capacity import readable
+from fixedformer.cli.options import Count, Seed
 from fixedformer.embedding.files import save_program
 from fixedformer.experiments.demo import Demo
 from fixedformer.experiments.demo import demo as run_demo
 from fixedformer.storage import write_atomic
 
 
-def demo(*, out: Path | None = None, strings: int = 1000, seed: int = 0) -> int:
+def demo(*, out: Path | None = None, strings: Count = 1000, seed: Seed = 0) -> int:
     """A transformer trained on parenthesis balancing, compiled onto two fixed machines and run beside them.
 
     Args:

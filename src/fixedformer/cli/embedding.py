@@ -13,7 +13,8 @@ from fixedformer import storage
 from fixedformer.capacity import readable
 from fixedformer.cli.blocks import any_program, any_target, block_machine
 from fixedformer.cli.blocks import keep as keep_blocks
-from fixedformer.cli.data import read_input, write_output
+from fixedformer.cli.data import check_output, read_input, write_output
+from fixedformer.cli.options import Seed
 from fixedformer.embedding.dense import Distribution
 from fixedformer.embedding.files import build_machine, load_program, save_program
 from fixedformer.embedding.machine import Machine
@@ -31,7 +32,7 @@ def compile_(
     machine: Kind = "sparse",
     looped: bool = False,
     width: int | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     distribution: Distribution = "uniform",
     neurons_per_target: float = 1.0,
 ) -> int:
@@ -48,15 +49,26 @@ def compile_(
         neurons_per_target: targets with MLPs on random machines: 1.5 keeps the neurons well conditioned.
     """
     source = any_target(target)
+    _refuse_random_options(machine, seed, distribution, neurons_per_target)
     if isinstance(source, ff.BlockTarget):
         blocks = block_machine(source.spec, machine, looped, width, seed, distribution, neurons_per_target)
         _note(f"compiling onto {blocks!r}")
         keep_blocks(blocks.compile(source), blocks, out)
         return 0
+    if neurons_per_target != 1.0:
+        raise ff.SpecError("--neurons-per-target is for targets with MLPs; this one has none")
     built = _build(source.spec, machine, looped, width, seed, distribution, source.dtype)
     _note(f"compiling onto {built!r}")
     _keep(built.compile(source), built, out)
     return 0
+
+
+def _refuse_random_options(machine: Kind, seed: int, distribution: Distribution, neurons: float = 1.0) -> None:
+    """SpecError for options of random machines that a sparse one, which is never drawn, would ignore."""
+    given = {"--seed": seed != 0, "--distribution": distribution != "uniform", "--neurons-per-target": neurons != 1.0}
+    named = [flag for flag, differs in given.items() if differs]
+    if machine == "sparse" and named:
+        raise ff.SpecError(f"{', '.join(named)}: for random machines only; add --machine random, or leave it out")
 
 
 def port(
@@ -66,7 +78,7 @@ def port(
     machine: Kind = "random",
     looped: bool = False,
     width: int | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     distribution: Distribution = "uniform",
 ) -> int:
     """Turn PROGRAM, compiled or trained on one machine, into the program of another that does the same.
@@ -80,6 +92,7 @@ def port(
         seed: seed of the random machine.
         distribution: how the random machine is drawn.
     """
+    _refuse_random_options(machine, seed, distribution)
     loaded = load_program(program)
     here = build_machine(loaded.spec, loaded.machine)
     there = _build(loaded.spec, machine, looped, width, seed, distribution, loaded.dtype)
@@ -109,8 +122,9 @@ def run(
     loaded, built = any_program(program)
     chosen = _mask(mask, loaded.card)
     named = read_input(input_, loaded.card.vocabulary)
+    check_output(out, named, input_, loaded.card.vocabulary, loaded.spec.d_out)
     outputs: dict[str, Tensor] = {name: built.run(loaded, X, chosen, engine) for name, X in named.items()}
-    write_output(out, outputs, loaded.card.vocabulary)
+    write_output(out, outputs, input_, loaded.card.vocabulary)
     _note(f"{len(outputs)} input{'s' if len(outputs) > 1 else ''}, mask {chosen or 'none'}")
     print(out)
     return 0
@@ -122,7 +136,7 @@ def certify(
     *,
     input_: Annotated[Path | None, Parameter(name="--input")] = None,
     mask: MaskName | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     tolerance: float | None = None,
     read_back: bool = False,
     tokens: bool = False,

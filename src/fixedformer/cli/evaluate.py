@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from fixedformer.cli.options import Count
 from fixedformer.cli.train import device_named
 from fixedformer.errors import SpecError, StorageError
 from fixedformer.experiments.evaluate import as_json, at_loops, probe_loops
@@ -20,7 +21,7 @@ def evaluate(
     checkpoint: Path,
     *,
     loops: str | None = None,
-    count: int = 2000,
+    count: Count = 2000,
     plot: Path | None = None,
     json: bool = False,
     device: str = "auto",

@@ -11,6 +11,7 @@ from torch import Tensor
 import fixedformer as ff
 from fixedformer.cli.data import read_input
 from fixedformer.cli.interpolate_pictures import animation, trajectory_picture
+from fixedformer.cli.options import Seed
 from fixedformer.errors import SpecError
 from fixedformer.schedule.relax import Record
 from fixedformer.schedule.solve import Search
@@ -31,9 +32,9 @@ def interpolate(
     max_depth: int | None = None,
     max_seconds: float | None = None,
     causal: bool = False,
-    blocks: int = 0,
+    blocks: Seed = 0,
     scale: float | None = None,
-    seed: int = 0,
+    seed: Seed = 0,
     attempts: int | None = None,
     iterations: int | None = None,
     resume: Path | None = None,

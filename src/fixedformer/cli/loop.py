@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fixedformer.cli.loop_pictures import approximation_picture, drawn_loops, trace_picture
+from fixedformer.cli.options import Count, Seed
 from fixedformer.errors import CapacityError, SpecError
 from fixedformer.loop import Lipschitz, LoopedApproximator, LoopProgram, Trace
 from fixedformer.loop.certify import Rate, rates, slope, theorem_slope
@@ -43,8 +44,8 @@ def approximate(
     sharpness: float | None = None,
     value_bound: float = 1.0,
     lipschitz: tuple[float, float, float] | None = None,
-    samples: int = 1000,
-    seed: int = 0,
+    samples: Count = 1000,
+    seed: Seed = 0,
     out: Path = Path("loop-approximation"),
     json: bool = False,
 ) -> int:

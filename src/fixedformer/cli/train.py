@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fixedformer.cli.looped_flags import LoopedFlags, looped_recipe
+from fixedformer.cli.options import Seed
 from fixedformer.errors import SpecError
 from fixedformer.experiments.looped import LoopedRecipe
 from fixedformer.experiments.recipes import paper_recipe
@@ -43,7 +44,7 @@ def train(
     d_model: int | None = None,
     train_unembedding: bool | None = None,
     everywhere: bool = False,
-    seed: int = 0,
+    seed: Seed = 0,
     steps: int | None = None,
     batch: int | None = None,
     rate: float | None = None,

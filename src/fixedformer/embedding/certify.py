@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fixedformer.attention import Mask
-from fixedformer.certificate import Certificate, Check
+from fixedformer.certificate import Certificate, Check, peak
 from fixedformer.embedding.accurate import Pair
 from fixedformer.embedding.bounds import Consequence, propagate
 from fixedformer.embedding.maps import Chain, apply_accurately
@@ -175,9 +175,9 @@ def _measure(
         machine.evaluate(program, X, mask, engine, seen.append)
         out = machine.run(program, X, mask, engine)  # as users run it: fused where nobody watches the attention
         truth = forward(target.spec, target.weights, as_input(X, target.spec.d_in, target.dtype), mask, wanted.append)
-        attention = max(attention, *(float((a - b).abs().max()) for a, b in zip(seen, wanted, strict=True)))
-        output = max(output, float((out - truth).abs().max()))
-        largest = max(largest, float(truth.abs().max()))
+        attention = peak(attention, *(float((a - b).abs().max()) for a, b in zip(seen, wanted, strict=True)))
+        output = peak(output, float((out - truth).abs().max()))
+        largest = peak(largest, float(truth.abs().max()))
         count += math.prod(X.shape[:-1] if not X.is_floating_point() else X.shape[:-2])
     output = output / largest if largest else output
     half = math.sqrt(roundoff)

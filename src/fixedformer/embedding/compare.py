@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fixedformer.attention import Mask
+from fixedformer.certificate import peak
 from fixedformer.embedding.hankel import EPS, ROUNDING, StateFutures, precede, times
 from fixedformer.embedding.reach import Joint, Scores, Subject
 from fixedformer.embedding.tree import PathTree
@@ -110,7 +111,7 @@ class _Match:
         change = float((shown[0] - shown[1]).norm())
         if size <= ROUNDING * EPS * float(max(parts)):
             return  # all outputs cancel down to rounding
-        self.gap = max(self.gap, change / size)
+        self.gap = peak(self.gap, change / size)
         if change > self.tolerance * size:
             raise _Unequal(f"outputs along some path differ by {change / size:.1e}, relative to all paths together")
 
@@ -149,7 +150,7 @@ class _Match:
         if size <= floor:
             return True  # both are nothing but rounding
         if gap <= self.tolerance * size:
-            self.gap = max(self.gap, gap / size)
+            self.gap = peak(self.gap, gap / size)
             return True
         return False
 

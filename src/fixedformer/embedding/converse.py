@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fixedformer.attention import Mask
-from fixedformer.certificate import Certificate, Check
+from fixedformer.certificate import Certificate, Check, peak
 from fixedformer.embedding.bounds import Consequence, propagate
 from fixedformer.embedding.certify import SAMPLED_BATCH, SAMPLED_LENGTHS
 from fixedformer.embedding.hankel import ROUNDING, reach_factors, show, times
@@ -80,7 +80,7 @@ def _columns(pair: Pair, unit: float) -> list[Check]:
         last = layer == tree.layers
         shown = [times(r, s.stack.exit() if last else s.stack.reader(layer)) for r, s in zip(joint.all(), pair)]
         change = (shown[0] - shown[1]).norm(dim=0)
-        worst = max(worst, float(torch.where(change == 0, change, change / scales[layer]).max()))
+        worst = peak(worst, float(torch.where(change == 0, change, change / scales[layer]).max()))
         if not last:
             joint = joint.step((one.stack, two.stack), layer, (alone, alone), tree.residual)
     kinds = tree.layers * tree.node_width + tree.d_out
@@ -128,12 +128,12 @@ def _tokens(pair: Pair, unit: float) -> list[Check]:
         scale = Scores.of(size.rows[0], sizes, layer, one.spec).size
         for head in range(tree.heads):
             gap, _ = scores[0].gap(head, scores[1], head)
-            worst = max(worst, gap / float(scale[head]) if gap else 0.0)
+            worst = peak(worst, gap / float(scale[head]) if gap else 0.0)
         joint = joint.step((one.stack, two.stack), layer, (alone, alone), tree.residual)
         size = size.step((sizes, sizes), layer, (alone, alone), tree.residual)
     shown = [times(rows, s.stack.exit()) for rows, s in zip(joint.all(), pair)]
     gap = float((shown[0] - shown[1]).norm())
-    worst = max(worst, gap / float(times(size.rows[0], sizes.exit()).norm()) if gap else 0.0)
+    worst = peak(worst, gap / float(times(size.rows[0], sizes.exit()).norm()) if gap else 0.0)
     return [
         Check(
             claim="scores of every head, and outputs, are equal for tokens",
@@ -155,9 +155,9 @@ def _sampled(pair: Pair, inputs: Any, mask: Mask, seed: int, tokens: bool, unit:
     for X in cases:
         seen = [subject.attention(X, mask).to(torch.float64) for subject in pair]
         outs = [subject.run(X, mask).to(torch.float64) for subject in pair]
-        attention = max(attention, float((seen[0] - seen[1]).abs().max()))
-        output = max(output, float((outs[0] - outs[1]).abs().max()))
-        largest = max(largest, float(outs[0].abs().max()))
+        attention = peak(attention, float((seen[0] - seen[1]).abs().max()))
+        output = peak(output, float((outs[0] - outs[1]).abs().max()))
+        largest = peak(largest, float(outs[0].abs().max()))
         count += outs[0].shape[:-2].numel()
     half = roundoff**0.5
     allowed = None if tokens else _propagated(pair, radius, unit)

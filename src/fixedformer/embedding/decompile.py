@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fixedformer.attention import Mask
 from fixedformer.capacity import require_memory
+from fixedformer.certificate import peak
 from fixedformer.embedding.distil import Agreement, DistilStep, distil, measure
 from fixedformer.embedding.hankel import (
     EPS,
@@ -272,7 +273,7 @@ def _column_gap(shown: Tensor, unsure: Tensor, again: Tensor, tree: PathTree) ->
         size, noise = (rows[:, columns].square().sum((0, 1)).sqrt() for rows in (shown, unsure))
         counts = column_scales(size, ROUNDING * (tree.layers + 1) * noise, tree, depth) > 0
         size = torch.where(counts, size, size.max())
-        worst = max(worst, float(torch.where(change == 0, change, change / size).max()))
+        worst = peak(worst, float(torch.where(change == 0, change, change / size).max()))
     return worst
 
 
@@ -292,7 +293,7 @@ def _finish(
         exact = _as_subject(layered, subject)
         fitted = fit_tokens(layered, spec.residual)
         layered, cuts = realise(StateFutures(fitted, fitted.embed, tree), wish.tolerance)
-        error = max(error, token_gap(exact, _as_subject(layered, subject)))
+        error = peak(error, token_gap(exact, _as_subject(layered, subject)))
     full = layered.target(spec, subject.dtype, card)
     exact_width, value_widths = full.weights.d_model, layered.value_widths
     data = None

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fixedformer.attention import Mask
+from fixedformer.certificate import peak
 from fixedformer.embedding.hankel import EPS, ROUNDING, compress, precede, times
 from fixedformer.embedding.machine import Machine
 from fixedformer.embedding.maps import Chain, IndexMap
@@ -204,7 +205,7 @@ def readout_gap(one: Subject, two: Subject) -> float:
         change, size = (mine - theirs).norm(dim=0), mine.norm(dim=0)
         whole = joint.rows[0].norm() * precede(chains[0], None).norm(dim=0)
         size = torch.where(size > CANCELLED * (layer + 1) * whole, size, whole)
-        worst = max(worst, float(torch.where(change == 0, change, change / size).max()))
+        worst = peak(worst, float(torch.where(change == 0, change, change / size).max()))
         if not last:
             joint = joint.step((one.stack, two.stack), layer, (alone, alone), one.spec.residual)
     return worst
@@ -223,8 +224,8 @@ def token_gap(one: Subject, two: Subject) -> float:
             gap, _ = pair[0].gap(head, pair[1], head)
             size = max(float(scores.size[head]) for scores in pair)
             if size > max(float(scores.rounding[head]) for scores in pair):
-                worst = max(worst, gap / size)
+                worst = peak(worst, gap / size)
         joint = joint.step((one.stack, two.stack), layer, (alone, alone), one.spec.residual)
     mine, theirs = (times(rows, s.stack.exit()) for rows, s in zip(joint.all(), (one, two)))
     change = float((mine - theirs).norm())
-    return max(worst, change / float(mine.norm()) if change else 0.0)
+    return peak(worst, change / float(mine.norm()) if change else 0.0)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fixedformer.certificate import Certificate
+from fixedformer.certificate import Certificate, peak
 from fixedformer.embedding.dense import RandomMachine
 from fixedformer.embedding.machine import Machine
 from fixedformer.embedding.program import Program
@@ -119,8 +119,8 @@ def _compare(target: Target, compiled: tuple[Compiled, ...], examples: Examples)
             seconds[i] += time.perf_counter() - began
             seens.append(seen)
             answers[i].append(outs[i][place].argmax(-1))
-            attention[i] = max(attention[i], *(float((a - b).abs().max()) for a, b in zip(seen, seens[0])))
-            output[i] = max(output[i], float((outs[i] - outs[0]).abs().max()))
+            attention[i] = peak(attention[i], *(float((a - b).abs().max()) for a, b in zip(seen, seens[0])))
+            output[i] = peak(output[i], float((outs[i] - outs[0]).abs().max()))
     told = [torch.cat(parts).numpy() for parts in answers]
     labels = examples.labels[examples.scored]
     weights = sum(tensor.nbytes for tensor in target.weights.named().values())

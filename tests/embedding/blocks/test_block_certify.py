@@ -1,5 +1,8 @@
 """Certificates: hold for what was compiled, and do not for what was changed by a little."""
 
+import copy
+from dataclasses import replace
+
 import pytest
 import torch
 from cases import KINDS, inputs
@@ -38,6 +41,31 @@ def test_holds_and_notices(name, kind):
         assert not machine.certify(program, target).holds, "every read-out is checked, to a few roundings"
         flat[place] = kept
     assert not machine.certify(program, ff.BlockTarget.random(machine.spec, seed=2)).holds
+
+
+def test_the_bound_is_at_most_half_the_digits():
+    """However ill conditioned the neurons are; a tolerance of one's own may be larger."""
+    machine = build("SwiGLU", "random")
+    target = ff.BlockTarget.random(machine.spec)
+    program = machine.compile(target)
+    loud = replace(program.report, condition=1e9, neuron_condition=1e9)
+    certificate = machine.certify(replace_report(program, loud), target)
+    assert certificate.checks[-1].bound == (2.0**-53) ** 0.5
+    assert machine.certify(program, target, tolerance=0.5).checks[-1].bound == 0.5
+
+
+def replace_report(program, report):
+    changed = copy.copy(program)
+    object.__setattr__(changed, "report", report)
+    return changed
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (3, 4, 4)])
+def test_a_mask_array_says_how_long_sequences_are(shape, generator):
+    machine = build("SwiGLU", "sparse")
+    target = ff.BlockTarget.random(machine.spec)
+    mask = (torch.rand(shape, generator=generator) < 0.5) | torch.eye(4, dtype=torch.bool)
+    assert machine.certify(machine.compile(target), target, mask=mask).holds
 
 
 def test_options_and_refusals():

@@ -11,6 +11,7 @@
    (benchmarks/blocks.py), not from a theorem: a target may amplify more, and then `tolerance` says what will do.
 """
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fixedformer.attention import Mask
-from fixedformer.certificate import Certificate, Check
+from fixedformer.certificate import Certificate, Check, peak
 from fixedformer.embedding.blocks.folded import Folded
 from fixedformer.embedding.blocks.layout import Layout
 from fixedformer.embedding.blocks.target import BlockTarget
@@ -126,13 +127,14 @@ def certify(
     roundoff = torch.finfo(program.dtype).eps / 2
     checks = _read_outs(machine, program, target, roundoff)
     report = program.report
-    bound = MULTIPLE * roundoff * report.condition * report.neuron_condition if tolerance is None else tolerance
-    source = (
-        f"{MULTIPLE:.0f} roundings x cond(P_0) = {report.condition:.1e} x cond(B) = {report.neuron_condition:.1e}"
-        if tolerance is None
-        else "the tolerance given"
-    )
-    cases = _cases(machine.spec.d_in, program.dtype, inputs, seed)
+    bound, source = tolerance, "the tolerance given"
+    if bound is None:
+        bound = min(MULTIPLE * roundoff * report.condition * report.neuron_condition, math.sqrt(roundoff))
+        source = (
+            f"{MULTIPLE:.0f} roundings x cond(P_0) = {report.condition:.1e} x cond(B) = {report.neuron_condition:.1e}, "
+            "at most half the digits"
+        )
+    cases = _cases(machine.spec.d_in, program.dtype, inputs, mask, seed)
     engines: list[Engine] = ["path", "dense"] if machine.width <= DENSE_WIDTH else ["path"]
     for engine in engines:
         gaps = []
@@ -141,7 +143,7 @@ def certify(
             gap = (machine.run(program, X, mask, engine) - truth).abs().max() / truth.abs().max()
             gaps.append(float(gap))
         sampled = f"sampled, seed {seed}" if inputs is None else "on the inputs given"
-        checks.append(Check(f"output, {engine} engine, relative", bound, max(gaps), len(gaps), sampled, source))
+        checks.append(Check(f"output, {engine} engine, relative", bound, peak(*gaps), len(gaps), sampled, source))
     return Certificate(
         subject=f"program for {machine!r}",
         checks=tuple(checks),
@@ -200,7 +202,7 @@ def _alphas(machine: "BlockMachine", folded: Folded, writes: tuple[Tensor, ...])
         blocks = writes[number].unflatten(0, (-1, layout.levels[number].copies))
         back = torch.einsum("jt,jts->js", found[number], blocks)
         scale = torch.einsum("jt,jts->js", found[number].abs(), blocks.abs())
-        worst, count = max(worst, largest_ratio(back - want, scale)), count + want.shape[0]
+        worst, count = peak(worst, largest_ratio(back - want, scale)), count + want.shape[0]
     return [found[number] for number in range(layout.spec.layers)], worst, count
 
 
@@ -212,8 +214,12 @@ def _absolute(folded: Folded) -> Folded:
     return Folded(folded.embed.abs(), layers, folded.unembed.abs(), folded.unembed_bias.abs())
 
 
-def _cases(d_in: int, dtype: torch.dtype, inputs: Any, seed: int) -> list[Tensor]:
+def _cases(d_in: int, dtype: torch.dtype, inputs: Any, mask: Mask, seed: int) -> list[Tensor]:
+    """The given inputs, or token sequences drawn with `seed`: of a few lengths, or as long as a mask array says."""
     if inputs is not None:
         return [as_input(inputs, d_in, dtype)]
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randint(d_in, (SAMPLED_BATCH, tokens), generator=generator) for tokens in SAMPLED_LENGTHS]
+    shapes = [(SAMPLED_BATCH, tokens) for tokens in SAMPLED_LENGTHS]
+    if isinstance(mask, Tensor):
+        shapes = [(*mask.shape[:-2], mask.shape[-1])] if mask.ndim > 2 else [(SAMPLED_BATCH, mask.shape[-1])]
+    return [torch.randint(d_in, shape, generator=generator) for shape in shapes]

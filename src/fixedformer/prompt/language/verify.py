@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fixedformer.certificate import Certificate, Check
+from fixedformer.certificate import Certificate, Check, peak
 from fixedformer.errors import SpecError
 from fixedformer.prompt.language.expressions import NO_MATCH
 from fixedformer.prompt.language.interpreter import interpret
@@ -71,7 +71,7 @@ def compare_words(compiled: "CompiledProgram", words: Sequence[Word]) -> tuple[f
                 if difference > compiled.noise and not example:
                     got = row[place] if known[place] else NO_MATCH
                     example = f"{' '.join(word)} at position {place}: the network says {got}, the program {exact}"
-                worst = max(worst, difference)
+                worst = peak(worst, difference)
     return worst, compared, example
 
 
