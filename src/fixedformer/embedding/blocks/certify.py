@@ -8,7 +8,8 @@
    then checked too, by multiplying it back with what the neurons write.)
 2. Outputs on inputs, by both engines. Bound: MULTIPLE roundings x cond(P_0) x cond(B), relative to the largest output;
    cond(B) is the largest cond(B_j) of each layer, multiplied over the layers. MULTIPLE comes from a calibration
-   (benchmarks/blocks.py), not from a theorem: a target may amplify more, and then `tolerance` says what will do.
+   (benchmarks/blocks.py), not from a theorem: a target may amplify more, and then `tolerance` says what will do. It is
+   at most half the digits: an output with fewer right is not the target's, whatever its conditioning.
 """
 
 import math
