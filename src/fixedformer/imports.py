@@ -97,7 +97,9 @@ def from_transformer_lens(
     Known: embed.W_E, pos_embed.W_pos, blocks.N.attn.{W_Q, W_K, W_V, W_O, b_Q, b_K, b_V, b_O}, blocks.N.mlp.{W_in,
     W_gate, W_out, b_in, b_gate, b_out}, blocks.N.{ln1, ln2}.{w, b}, ln_final.{w, b}, unembed.{W_U, b_U}; what is left
     out is 0, and gains 1 (folded norms). norm: None, "layer" or "rms"; scaled: scores are divided by sqrt(d_head);
-    rotary_base: for rotary positions of the half-split kind. Raises SpecError for names that are not read.
+    rotary_base: for rotary positions of the half-split kind. A gated MLP there is (act(x W_gate) * (x W_in) + b_in)
+    W_out + b_out: b_in stands after the product, so it goes into the last bias. Raises SpecError for names that are not
+    read.
     """
     arrays = {name: torch.as_tensor(value).detach() for name, value in weights.items()}
     buffers = (".mask", ".IGNORE", ".rotary_sin", ".rotary_cos")
@@ -113,12 +115,15 @@ def from_transformer_lens(
     }  # fmt: skip
     gated = "blocks.0.mlp.W_gate" in arrays
     names |= {"mlp.W_gate": "gate", "mlp.b_gate": "gate_bias"} if gated else {}
-    names |= {"mlp.W_in": "up", "mlp.b_in": "up_bias"} if gated else {"mlp.W_in": "gate", "mlp.b_in": "gate_bias"}
+    names |= {"mlp.W_in": "up", "mlp.b_in": "b_in"} if gated else {"mlp.W_in": "gate", "mlp.b_in": "gate_bias"}
     found: dict[str, Tensor] = {}
     for theirs, ours in names.items():
         present = [arrays.pop(f"blocks.{n}.{theirs}", None) for n in sorted(numbers)]
         if any(x is not None for x in present):
             found[ours] = torch.stack([_need(x, f"blocks.{n}.{theirs}") for n, x in enumerate(present)])
+    if (after := found.pop("b_in", None)) is not None:
+        shift = torch.einsum("lr,lrd->ld", after, _need(found.get("down"), "mlp.W_out, which mlp.b_in needs,"))
+        found["down_bias"] = shift + found["down_bias"] if "down_bias" in found else shift
     whole = {"unembed.W_U": "unembed", "unembed.b_U": "unembed_bias", "ln_final.w": "final_gain",
              "ln_final.b": "final_shift"}  # fmt: skip
     found |= {ours: arrays.pop(theirs) for theirs, ours in whole.items() if theirs in arrays}
