@@ -145,6 +145,18 @@ def test_encoder_layers(final, bias):
         assert relative(through_program(one, X, "causal"), truth) <= 1e-10
 
 
+@pytest.mark.parametrize(("approximate", "name"), [("tanh", "gelu_tanh"), ("none", "gelu")])
+def test_both_kinds_of_gelu(approximate, name):
+    layer = perturbed(nn.TransformerEncoderLayer(6, 2, 3, batch_first=True, norm_first=True,
+                                                 activation=nn.GELU(approximate=approximate)))  # fmt: skip
+    X = torch.randn(2, 5, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    truth = layer(X).detach()  # with gradients: PyTorch's fast path computes the exact GELU for both
+    target = ff.from_torch(layer)
+    assert target.spec.activation == name
+    assert relative(target(X), truth) <= 1e-12
+    assert relative(through_program(target, X, None), truth) <= 1e-10
+
+
 @pytest.mark.parametrize("bias", [False, True])
 def test_attention_stacks(bias):
     layers = [perturbed(nn.MultiheadAttention(4, 2, bias=bias, batch_first=True)) for _ in range(2)]

@@ -6,7 +6,7 @@ stacks the token table on the position table, and `fixedformer.one_hot(ids, voca
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -56,6 +56,9 @@ def from_torch(
     layers: a module or a sequence of one kind; a TransformerEncoder brings its final norm. embed (d_in, d_model) and
     unembed (d_model, d_out) default to the identity. residual: for MultiheadAttention, whether each layer adds to its
     input. Dropout must be off (eval()). Raises SpecError for anything else, post-norm layers included.
+
+    nn.GELU(approximate="tanh") is read as it is written; PyTorch's own fast path (eval() under no_grad) puts the exact
+    GELU in its place, so compare with gradients on, or after torch.backends.mha.set_fastpath_enabled(False).
     """
     final: nn.Module | None = None
     if isinstance(layers, nn.TransformerEncoder):
@@ -258,7 +261,7 @@ def _encoder(stack: Sequence[Any], final: nn.Module | None) -> tuple[dict[str, A
         epsilons.add(final.eps)
     if len(epsilons) != 1:
         raise SpecError(f"all norms must have one eps, got {sorted(epsilons)}")
-    names = {getattr(layer.activation, "__name__", type(layer.activation).__name__.lower()) for layer in stack}
+    names = {_torch_activation(layer.activation) for layer in stack}
     if len(names) != 1:
         raise SpecError(f"all layers must have one activation, got {sorted(names)}")
     parts: list[dict[str, Tensor]] = []
@@ -337,6 +340,13 @@ def _activation(name: str) -> str:
     if name not in ACTIVATION_NAMES:
         raise SpecError(f"activation {name!r} is not served; these are: {', '.join(sorted(ACTIVATION_NAMES))}")
     return ACTIVATION_NAMES[name]
+
+
+def _torch_activation(activation: Callable[[Tensor], Tensor]) -> str:
+    """The name, in `transformers`' words, of a function or module."""
+    if isinstance(activation, nn.GELU) and activation.approximate == "tanh":
+        return "gelu_pytorch_tanh"
+    return getattr(activation, "__name__", type(activation).__name__.lower())
 
 
 def _optional(state: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
