@@ -192,9 +192,7 @@ def _load_hf(folder: str | os.PathLike[str]) -> Any:
 
 
 def _from_llama(config: Any, state: Mapping[str, Tensor], outputs: int | None) -> BlockTarget:
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type", "default") != "default" or rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise SpecError(f"rotary positions of another kind than the plain ones: {rope}")
+    base_angle = _rotary_base(config)
     heads, groups = config.num_attention_heads, config.num_key_value_heads
     layers = []
     for number in range(config.num_hidden_layers):
@@ -216,8 +214,30 @@ def _from_llama(config: Any, state: Mapping[str, Tensor], outputs: int | None) -
     weights["unembed"] = state["lm_head.weight"][:outputs].mT
     settings = {"mlp": "gated", "norm": "rms", "norm_eps": config.rms_norm_eps,
                 "activation": _activation(config.hidden_act)}  # fmt: skip
-    base_angle = float(rope.get("rope_theta", 10000.0))
     return _causal(_finish(weights, settings, rotary_base=base_angle), "from a Llama-style model")
+
+
+def _rotary_base(config: Any) -> float:
+    """theta of plain rotary positions, as transformers 5 (`rope_parameters`) or 4 (`rope_theta`, `rope_scaling`) has
+    it. SpecError for scaled or partial ones."""
+    rope: dict[str, Any] = {}
+    for name in ("rope_scaling", "rope_parameters"):
+        entry = getattr(config, name, None) or {}
+        if not isinstance(entry, Mapping) or _rope_kind(entry) != "default":
+            raise SpecError("needed plain rotary positions (rope_type 'default'), got another kind than the plain "
+                            f"ones: {name}={entry!r}; give a model without scaled positions")  # fmt: skip
+        rope |= entry
+    part = rope.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None))
+    if part not in (None, 1.0):
+        raise SpecError("needed rotary positions on whole heads, got another kind than the plain ones: "
+                        f"partial_rotary_factor={part!r}; give a model that turns every channel")  # fmt: skip
+    return float(rope.get("rope_theta") or getattr(config, "rope_theta", None) or 10000.0)
+
+
+def _rope_kind(entry: Mapping[str, Any]) -> Any:
+    """Its name: "type" in files from before "rope_type"; without either, plain where nothing else is set."""
+    plain = "default" if set(entry) <= {"rope_theta", "partial_rotary_factor"} else None
+    return entry.get("rope_type", entry.get("type", plain))
 
 
 def _from_gpt2(config: Any, state: Mapping[str, Tensor], outputs: int | None, positions: int | None) -> BlockTarget:
