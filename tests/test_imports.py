@@ -145,6 +145,18 @@ def test_encoder_layers(final, bias):
         assert relative(through_program(one, X, "causal"), truth) <= 1e-10
 
 
+@pytest.mark.parametrize(("approximate", "name"), [("tanh", "gelu_tanh"), ("none", "gelu")])
+def test_both_kinds_of_gelu(approximate, name):
+    layer = perturbed(nn.TransformerEncoderLayer(6, 2, 3, batch_first=True, norm_first=True,
+                                                 activation=nn.GELU(approximate=approximate)))  # fmt: skip
+    X = torch.randn(2, 5, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    truth = layer(X).detach()  # with gradients: PyTorch's fast path computes the exact GELU for both
+    target = ff.from_torch(layer)
+    assert target.spec.activation == name
+    assert relative(target(X), truth) <= 1e-12
+    assert relative(through_program(target, X, None), truth) <= 1e-10
+
+
 @pytest.mark.parametrize("bias", [False, True])
 def test_attention_stacks(bias):
     layers = [perturbed(nn.MultiheadAttention(4, 2, bias=bias, batch_first=True)) for _ in range(2)]
@@ -180,7 +192,7 @@ def lens(draw, D=5, heads=2, d=3, r=4, vocabulary=6, positions=7, gated=False):
                   "attn.W_O": (heads, d, D), "attn.b_Q": (heads, d), "attn.b_K": (heads, d), "attn.b_V": (heads, d),
                   "attn.b_O": (D,), "mlp.W_in": (D, r), "mlp.b_in": (r,), "mlp.W_out": (r, D), "mlp.b_out": (D,),
                   "ln1.w": (D,), "ln1.b": (D,), "ln2.w": (D,), "ln2.b": (D,)}  # fmt: skip
-        shapes |= {"mlp.W_gate": (D, r)} if gated else {}
+        shapes |= {"mlp.W_gate": (D, r), "mlp.b_gate": (r,)} if gated else {}
         return {f"blocks.{n}.{name}": draw(*shape) for name, shape in shapes.items()}
 
     ends = {"embed.W_E": (vocabulary, D), "pos_embed.W_pos": (positions, D), "unembed.W_U": (D, vocabulary),
@@ -188,12 +200,17 @@ def lens(draw, D=5, heads=2, d=3, r=4, vocabulary=6, positions=7, gated=False):
     return {name: draw(*shape) for name, shape in ends.items()} | block(0) | {"blocks.0.attn.mask": np.ones((9, 9))}
 
 
-@pytest.mark.parametrize("gated", [False, True])
-def test_transformer_lens_arrays(gated):
-    """One block by hand, in the conventions of that library: x W + b per head, scores over sqrt(d_head)."""
+@pytest.mark.parametrize(
+    ("gated", "without"), [(False, ()), (True, ()), (True, ("b_in",)), (True, ("b_out",)), (True, ("b_gate",))]
+)
+def test_transformer_lens_arrays(gated, without):
+    """One block by hand, in the conventions of that library: x W + b per head, scores over sqrt(d_head), and in a gated
+    MLP the bias b_in after the product: (act(x W_gate) * (x W_in) + b_in) W_out + b_out."""
     rng = np.random.default_rng(0)
     w = lens(lambda *shape: rng.normal(size=shape) * 0.6, gated=gated)
-    target = ff.from_transformer_lens(w, activation="relu")
+    left = [f"blocks.0.mlp.{name}" for name in without]
+    target = ff.from_transformer_lens({name: x for name, x in w.items() if name not in left}, activation="relu")
+    w |= {name: np.zeros_like(w[name]) for name in left}
 
     def norm(x, name):
         x = x - x.mean(-1, keepdims=True)
@@ -209,9 +226,12 @@ def test_transformer_lens_arrays(gated):
         x = x + weights @ v @ w[f"{b}.W_O"][h]
     x = x + w[f"{b}.b_O"]
     a = norm(x, "blocks.0.ln2")
-    up = a @ w["blocks.0.mlp.W_in"] + w["blocks.0.mlp.b_in"]
-    hidden = np.maximum(a @ w["blocks.0.mlp.W_gate"], 0) * up if gated else np.maximum(up, 0)
-    x = x + hidden @ w["blocks.0.mlp.W_out"] + w["blocks.0.mlp.b_out"]
+    m = {name: w.get(f"blocks.0.mlp.{name}") for name in ("W_gate", "b_gate", "W_in", "b_in", "W_out", "b_out")}
+    if gated:
+        post = np.maximum(a @ m["W_gate"] + m["b_gate"], 0) * (a @ m["W_in"]) + m["b_in"]
+    else:
+        post = np.maximum(a @ m["W_in"] + m["b_in"], 0)
+    x = x + post @ m["W_out"] + m["b_out"]
     truth = torch.from_numpy(norm(x, "ln_final") @ w["unembed.W_U"] + w["unembed.b_U"])
     X = ff.one_hot(torch.tensor(ids), 6, positions=7)
     assert relative(target(X, "causal"), truth) <= 1e-12

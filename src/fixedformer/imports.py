@@ -6,7 +6,7 @@ stacks the token table on the position table, and `fixedformer.one_hot(ids, voca
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -56,6 +56,9 @@ def from_torch(
     layers: a module or a sequence of one kind; a TransformerEncoder brings its final norm. embed (d_in, d_model) and
     unembed (d_model, d_out) default to the identity. residual: for MultiheadAttention, whether each layer adds to its
     input. Dropout must be off (eval()). Raises SpecError for anything else, post-norm layers included.
+
+    nn.GELU(approximate="tanh") is read as it is written; PyTorch's own fast path (eval() under no_grad) puts the exact
+    GELU in its place, so compare with gradients on, or after torch.backends.mha.set_fastpath_enabled(False).
     """
     final: nn.Module | None = None
     if isinstance(layers, nn.TransformerEncoder):
@@ -97,7 +100,9 @@ def from_transformer_lens(
     Known: embed.W_E, pos_embed.W_pos, blocks.N.attn.{W_Q, W_K, W_V, W_O, b_Q, b_K, b_V, b_O}, blocks.N.mlp.{W_in,
     W_gate, W_out, b_in, b_gate, b_out}, blocks.N.{ln1, ln2}.{w, b}, ln_final.{w, b}, unembed.{W_U, b_U}; what is left
     out is 0, and gains 1 (folded norms). norm: None, "layer" or "rms"; scaled: scores are divided by sqrt(d_head);
-    rotary_base: for rotary positions of the half-split kind. Raises SpecError for names that are not read.
+    rotary_base: for rotary positions of the half-split kind. A gated MLP there is (act(x W_gate) * (x W_in) + b_in)
+    W_out + b_out: b_in stands after the product, so it goes into the last bias. Raises SpecError for names that are not
+    read.
     """
     arrays = {name: torch.as_tensor(value).detach() for name, value in weights.items()}
     buffers = (".mask", ".IGNORE", ".rotary_sin", ".rotary_cos")
@@ -113,12 +118,15 @@ def from_transformer_lens(
     }  # fmt: skip
     gated = "blocks.0.mlp.W_gate" in arrays
     names |= {"mlp.W_gate": "gate", "mlp.b_gate": "gate_bias"} if gated else {}
-    names |= {"mlp.W_in": "up", "mlp.b_in": "up_bias"} if gated else {"mlp.W_in": "gate", "mlp.b_in": "gate_bias"}
+    names |= {"mlp.W_in": "up", "mlp.b_in": "b_in"} if gated else {"mlp.W_in": "gate", "mlp.b_in": "gate_bias"}
     found: dict[str, Tensor] = {}
     for theirs, ours in names.items():
         present = [arrays.pop(f"blocks.{n}.{theirs}", None) for n in sorted(numbers)]
         if any(x is not None for x in present):
             found[ours] = torch.stack([_need(x, f"blocks.{n}.{theirs}") for n, x in enumerate(present)])
+    if (after := found.pop("b_in", None)) is not None:
+        shift = torch.einsum("lr,lrd->ld", after, _need(found.get("down"), "mlp.W_out, which mlp.b_in needs,"))
+        found["down_bias"] = shift + found["down_bias"] if "down_bias" in found else shift
     whole = {"unembed.W_U": "unembed", "unembed.b_U": "unembed_bias", "ln_final.w": "final_gain",
              "ln_final.b": "final_shift"}  # fmt: skip
     found |= {ours: arrays.pop(theirs) for theirs, ours in whole.items() if theirs in arrays}
@@ -184,9 +192,7 @@ def _load_hf(folder: str | os.PathLike[str]) -> Any:
 
 
 def _from_llama(config: Any, state: Mapping[str, Tensor], outputs: int | None) -> BlockTarget:
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type", "default") != "default" or rope.get("partial_rotary_factor", 1.0) != 1.0:
-        raise SpecError(f"rotary positions of another kind than the plain ones: {rope}")
+    base_angle = _rotary_base(config)
     heads, groups = config.num_attention_heads, config.num_key_value_heads
     layers = []
     for number in range(config.num_hidden_layers):
@@ -208,8 +214,30 @@ def _from_llama(config: Any, state: Mapping[str, Tensor], outputs: int | None) -
     weights["unembed"] = state["lm_head.weight"][:outputs].mT
     settings = {"mlp": "gated", "norm": "rms", "norm_eps": config.rms_norm_eps,
                 "activation": _activation(config.hidden_act)}  # fmt: skip
-    base_angle = float(rope.get("rope_theta", 10000.0))
     return _causal(_finish(weights, settings, rotary_base=base_angle), "from a Llama-style model")
+
+
+def _rotary_base(config: Any) -> float:
+    """theta of plain rotary positions, as transformers 5 (`rope_parameters`) or 4 (`rope_theta`, `rope_scaling`) has
+    it. SpecError for scaled or partial ones."""
+    rope: dict[str, Any] = {}
+    for name in ("rope_scaling", "rope_parameters"):
+        entry = getattr(config, name, None) or {}
+        if not isinstance(entry, Mapping) or _rope_kind(entry) != "default":
+            raise SpecError("needed plain rotary positions (rope_type 'default'), got another kind than the plain "
+                            f"ones: {name}={entry!r}; give a model without scaled positions")  # fmt: skip
+        rope |= entry
+    part = rope.get("partial_rotary_factor", getattr(config, "partial_rotary_factor", None))
+    if part not in (None, 1.0):
+        raise SpecError("needed rotary positions on whole heads, got another kind than the plain ones: "
+                        f"partial_rotary_factor={part!r}; give a model that turns every channel")  # fmt: skip
+    return float(rope.get("rope_theta") or getattr(config, "rope_theta", None) or 10000.0)
+
+
+def _rope_kind(entry: Mapping[str, Any]) -> Any:
+    """Its name: "type" in files from before "rope_type"; without either, plain where nothing else is set."""
+    plain = "default" if set(entry) <= {"rope_theta", "partial_rotary_factor"} else None
+    return entry.get("rope_type", entry.get("type", plain))
 
 
 def _from_gpt2(config: Any, state: Mapping[str, Tensor], outputs: int | None, positions: int | None) -> BlockTarget:
@@ -253,7 +281,7 @@ def _encoder(stack: Sequence[Any], final: nn.Module | None) -> tuple[dict[str, A
         epsilons.add(final.eps)
     if len(epsilons) != 1:
         raise SpecError(f"all norms must have one eps, got {sorted(epsilons)}")
-    names = {getattr(layer.activation, "__name__", type(layer.activation).__name__.lower()) for layer in stack}
+    names = {_torch_activation(layer.activation) for layer in stack}
     if len(names) != 1:
         raise SpecError(f"all layers must have one activation, got {sorted(names)}")
     parts: list[dict[str, Tensor]] = []
@@ -332,6 +360,13 @@ def _activation(name: str) -> str:
     if name not in ACTIVATION_NAMES:
         raise SpecError(f"activation {name!r} is not served; these are: {', '.join(sorted(ACTIVATION_NAMES))}")
     return ACTIVATION_NAMES[name]
+
+
+def _torch_activation(activation: Callable[[Tensor], Tensor]) -> str:
+    """The name, in `transformers`' words, of a function or module."""
+    if isinstance(activation, nn.GELU) and activation.approximate == "tanh":
+        return "gelu_pytorch_tanh"
+    return getattr(activation, "__name__", type(activation).__name__.lower())
 
 
 def _optional(state: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:

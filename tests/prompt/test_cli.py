@@ -54,6 +54,26 @@ def test_causal_single_sequence_safetensors(tmp_path: Path) -> None:
     assert relative(load_file(tmp_path / "y.safetensors")["output"], truth.detach()) <= 1e-13
 
 
+def test_scale_and_notes_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    module, X = files(tmp_path)
+    assert call(tmp_path, "--heads", "2") == 0
+    assert "scores       times 0.707107 (1/sqrt(head width))" in capsys.readouterr().out
+    assert call(tmp_path, "--heads", "2", "--scale", "1") == 0
+    assert "scores       times 1 (--scale)" in capsys.readouterr().out
+    unscaled = torch.from_numpy(np.load(tmp_path / "y.npy"))
+    with torch.no_grad():  # the definition, with queries sqrt(2) as large: that undoes the module's 1/sqrt(2)
+        module.in_proj_weight[:4] *= 2**0.5
+        module.in_proj_bias[:4] *= 2**0.5
+        truth = module(X[None], X[None], X[None], need_weights=False)[0][0]
+    assert relative(unscaled, truth) <= 1e-13
+    state = {f"attention.attention.{name}.weight": gaussian(4, 4) for name in ("query", "key", "value")}
+    save_file(state, tmp_path / "layer.safetensors")
+    assert call(tmp_path, "--heads", "2") == 0
+    shown = capsys.readouterr()
+    assert "note: no output projection found: heads are concatenated" in shown.err
+    assert "no output projection: heads are concatenated" in shown.out
+
+
 def test_a_certificate_that_fails_gives_status_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -67,6 +87,7 @@ def test_a_certificate_that_fails_gives_status_1(
     ("more", "message"),
     [
         (["--heads", "3"], "3 heads cannot share"),
+        (["--heads", "2", "--scale", "0"], "scale must be a positive number"),
         (["--heads", "2", "--layer", "q"], "no attention layer under 'q'"),
         (["--heads", "2", "--backend", "gpu"], "gpu"),
         ([], "heads"),

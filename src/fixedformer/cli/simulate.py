@@ -34,6 +34,7 @@ def simulate(
     out: Annotated[Path, Parameter(name=["--out", "-o"])],
     heads: int,
     layer: str | None = None,
+    scale: float | None = None,
     mask: Literal["none", "causal"] = "none",
     backend: Literal["hard", "stock", "soft"] = "hard",
     dtype: Literal["float64", "float32"] = "float64",
@@ -47,6 +48,7 @@ def simulate(
         out: .npy or .safetensors; the outputs (n, d_out) or (batch, n, d_out).
         heads: the layer's number of heads (a state dict does not say).
         layer: start of the layer's names, where the file holds several layers.
+        scale: what multiplies the scores, 1/sqrt(head width) when left out (a state dict does not say; GPT-Neo: 1).
         mask: causal lets token i attend to tokens up to i.
         backend: hard (average-hard attention), stock (the same weights on softmax), soft (softmax heads, three blocks).
         dtype: arithmetic of the simulator.
@@ -55,7 +57,7 @@ def simulate(
     if out.suffix not in (".npy", ".safetensors"):
         raise SpecError(f"{out}: an output is a .npy or .safetensors file, got '{out.suffix}'")
     with _one_thread(), _beat("reading") as phase:
-        found = read_layer(_tensors(weights), heads, layer)
+        found = read_layer(_tensors(weights), heads, layer, scale)
         X, batched = _input(input_, found)
         if found.note:
             print(f"note: {found.note}", file=sys.stderr)
@@ -102,7 +104,10 @@ def _report(simulator: ff.AttentionSimulator, layer: AttentionLayer, certificate
     cost = simulator.cost()
     size = simulator.size
     print(f"layer        {layer.name.rstrip('.') or '(root)'}: {layer.heads} heads of width {size.d_k}, {layer.d_in} "
-          f"inputs{', biases as a column of ones' if layer.ones else ''}")  # fmt: skip
+          f"inputs{', biases as a column of ones' if layer.ones else ''}"
+          f"{', no output projection: heads are concatenated' if layer.output is None else ''}")  # fmt: skip
+    usual = layer.scale == layer.query.shape[2] ** -0.5
+    print(f"scores       times {layer.scale:g} ({'1/sqrt(head width)' if usual else '--scale'})")
     print(f"machine      {cost['blocks']} blocks, heads {' + '.join(map(str, cost['heads']))}, {cost['channels']} "
           f"channels, backend {size.backend}, {size.dtype}".replace("torch.", ""))  # fmt: skip
     print(f"fingerprint  {simulator.fingerprint()[:16]} (a function of the sizes alone)")

@@ -3,9 +3,11 @@
 Every one of them is Y = sum_h softmax(scale * (X W_Q^h + b_Q^h)(X W_K^h + b_K^h)^T) (X W_V^h + b_V^h) W_O^h + b_O. A
 column of ones in X takes the biases of queries, keys and values as one more row of their matrices; one more value
 column, which is 1, carries b_O (the rows of softmax sum to 1). What a model adds around it (norms, residuals, rotary or
-relative positions) is not part of the layer.
+relative positions) is not part of the layer. A state dict tells neither the scale nor the positions: notes say what to
+check. Weights that change the scores themselves (norms of queries and keys, sinks) are refused.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -17,12 +19,20 @@ from fixedformer.inputs import finite
 
 # name of the query matrix -> names of (query, key, value) and of the output, relative to the layer. Rows are outputs
 # (torch.nn.Linear) everywhere but in GPT-2's fused c_attn, whose rows are inputs.
+# "../": beside the module that holds the queries, BERT's `self` or ViT's inner `attention`.
 _SEPARATE = {
     "query": (("query", "key", "value"), ("../output.dense", "dense", "out_proj")),
     "q_proj": (("q_proj", "k_proj", "v_proj"), ("out_proj", "o_proj")),
     "q_lin": (("q_lin", "k_lin", "v_lin"), ("out_lin",)),
 }
 _ANCHORS = ("in_proj_weight", "q_proj_weight", "c_attn.weight", *(f"{name}.weight" for name in _SEPARATE))
+# Modules and parameters inside a layer that change its scores, so that what is simulated would be another layer.
+_FOREIGN = ("q_norm", "k_norm", "q_layernorm", "k_layernorm", "query_layernorm", "key_layernorm", "sinks")
+_NOTES = {
+    "o_proj": "layers with o_proj usually rotate queries and keys; this simulates the layer without positions",
+    "out_proj": "positions inside the layer (rotary, as in GPT-J) and a score scale other than 1/sqrt(head width) "
+                "(GPT-Neo's is 1) are not in the file; this simulates the layer without positions: check both",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +40,8 @@ class AttentionLayer:
     """One self-attention layer, biases folded in.
 
     query, key (heads, d, d_k); value (heads, d, d_v); output (heads, d_v, d_out) or None. ones: X needs a last column
-    of ones (`extend` adds it). name: where it stood. note: a sentence for the person, or "".
+    of ones (`extend` adds it). name: where it stood. scale: what multiplies the scores; `query` does not contain it.
+    note: a sentence for the person, or "".
     """
 
     query: Tensor
@@ -39,6 +50,7 @@ class AttentionLayer:
     output: Tensor | None
     ones: bool
     name: str
+    scale: float
     note: str = ""
 
     @property
@@ -50,11 +62,6 @@ class AttentionLayer:
         """Columns that an input must have."""
         return self.query.shape[1] - self.ones
 
-    @property
-    def scale(self) -> float:
-        """1 / sqrt(head width), as all of these layers have it."""
-        return float(self.query.shape[2] ** -0.5)
-
     def extend(self, X: Tensor) -> Tensor:
         """X (..., n, d_in), with the column of ones where the layer has biases. SpecError for another width."""
         if X.ndim < 2 or X.shape[-1] != self.d_in:
@@ -62,13 +69,19 @@ class AttentionLayer:
         return torch.cat([X, X.new_ones(*X.shape[:-1], 1)], dim=-1) if self.ones else X
 
 
-def read_layer(tensors: Mapping[str, Tensor], heads: int, layer: str | None = None) -> AttentionLayer:
+def read_layer(
+    tensors: Mapping[str, Tensor], heads: int, layer: str | None = None, scale: float | None = None
+) -> AttentionLayer:
     """Find the attention layer in a state dict and split it into heads.
 
     heads: the number of query heads (a state dict does not say). layer: the start of its names, where the file holds
-    more than one. Fewer key heads than query heads (grouped queries) are repeated. Raises StorageError where no layer
-    is found, SpecError where several are, or where the shapes contradict `heads`.
+    more than one. scale: what multiplies the scores, 1/sqrt(head width) when left out (a state dict does not say that
+    either). Fewer key heads than query heads (grouped queries) are repeated. Raises StorageError where no layer is
+    found, SpecError where several are, where the shapes contradict `heads`, and for a layer that normalises queries or
+    keys.
     """
+    if scale is not None and not (math.isfinite(scale) and scale > 0):
+        raise SpecError(f"scale must be a positive number, got {scale!r}; leave it out for 1/sqrt(head width)")
     prefix, anchor = _find(tensors, layer)
     (query, key, value), output, note = _parts(tensors, prefix, anchor)
     width = query[0].shape[0]
@@ -99,6 +112,7 @@ def read_layer(tensors: Mapping[str, Tensor], heads: int, layer: str | None = No
         out,
         ones,
         prefix,
+        float(d_k**-0.5 if scale is None else scale),
         note,
     )
 
@@ -143,6 +157,12 @@ def _parts(tensors: Mapping[str, Tensor], prefix: str, anchor: str) -> tuple[lis
                                f"{'none' if tensor is None else tuple(tensor.shape)}")  # fmt: skip
         return tensor
 
+    foreign = sorted(name for name in tensors if name.startswith(prefix)
+                     and name.removeprefix(prefix).split(".")[0] in _FOREIGN)  # fmt: skip
+    if foreign:
+        raise SpecError(f"needed a layer whose scores are queries times keys, got one with {', '.join(foreign)} too "
+                        "(norms of queries and keys, or sinks), which the simulator has no place for; choose a layer "
+                        "without")  # fmt: skip
     if anchor in ("in_proj_weight", "q_proj_weight"):
         if get("bias_k") is not None:
             raise SpecError("this layer has bias_k and bias_v (an extra key), which the simulator has no place for")
@@ -161,17 +181,27 @@ def _parts(tensors: Mapping[str, Tensor], prefix: str, anchor: str) -> tuple[lis
         return list(zip(fused, biases)), (need("c_proj.weight").mT, get("c_proj.bias")), ""
     names, outputs = _SEPARATE[anchor.removesuffix(".weight")]
     linears = [(need(f"{name}.weight"), get(f"{name}.bias")) for name in names]
-    for output in outputs:
-        place = prefix + output
-        if output.startswith("../"):
-            place = prefix.removesuffix("self.") + output.removeprefix("../")
+    places = {output: _outside(tensors, prefix) + output[3:] if output.startswith("../") else prefix + output
+              for output in outputs}  # fmt: skip
+    for output, place in places.items():
         if f"{place}.weight" in tensors:
             inside = {name: tensors.get(f"{place}.{name}") for name in ("weight", "bias")}
             weight, bias = (None if part is None else part.detach().to(torch.float64) for part in inside.values())
             assert weight is not None  # its name is in the file
-            note = "layers with o_proj usually rotate queries and keys; this simulates the layer without positions"
-            return linears, (weight, bias), note if output == "o_proj" else ""
-    return linears, None, ""
+            return linears, (weight, bias), _NOTES.get(output, "")
+    looked = ", ".join(f"{place}.weight" for place in places.values())
+    return linears, None, f"no output projection found: heads are concatenated (looked for {looked})"
+
+
+def _outside(tensors: Mapping[str, Tensor], prefix: str) -> str:
+    """The module around the one that holds the queries: BERT's ends in "attention.self.", ViT's in
+    "attention.attention.", which is "attention." in the state dict of the attention alone. A module with
+    `intermediate.dense` is a whole block, whose `output.dense` belongs to its MLP."""
+    for inner in ("self.", "attention."):
+        outside = prefix.removesuffix(inner)
+        if outside != prefix and f"{outside}intermediate.dense.weight" not in tensors:
+            return outside
+    return prefix
 
 
 def _by_head(part: _Linear, name: str, groups: int, heads: int, d_in: int) -> _Linear:
