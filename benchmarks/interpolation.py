@@ -298,7 +298,7 @@ def table(rows: list[dict[str, str]]) -> str:
             sorted(float(row[name]) for row in own)
             for name in ("error", "amplification", "cpu seconds", "wall seconds")
         )
-        back = [float(row["backwards error"]) for row in own if row["backwards error"]]
+        back = [float(row["backwards error"]) for row in own if row["backwards error"] and int(row["solved"])]
         peers = [float(row["peer error"]) for row in own if row["peer error"]]
         peer = f"{sum(e <= case.tolerance for e in peers)}/{len(peers)}, {min(peers):.0e}" if peers else "-"
         depth = f"{own[0]['depth']} = {own[0]['depth per D']} D" if own[0]["depth"] else "-"
