@@ -150,7 +150,7 @@ def test_a_bound_that_is_broken_gives_status_one(tmp_path: Path, capsys: pytest.
         (["x", "--tokens", "3", "--resolution", "2"], "CapacityError: 3 tokens need as many distinct cells"),
         (["x", "--arithmetic", "float64", "--resolution", "4"], "CapacityError: float64 holds a binary fraction"),
         (["log(x)"], "SpecError: the function is NaN or infinite at X ="),
-        (["x", "--samples", "0"], "SpecError: samples must be at least 1, got 0"),
+        (["x", "--samples", "0"], 'Invalid value "0" for --samples. Must be >= 1'),
         (["x", "--variant", "words"], "words"),
         ([], "function"),
     ],
