@@ -38,12 +38,17 @@ def read_input(path: Path, vocabulary: Vocabulary) -> dict[str, Tensor]:
     raise SpecError(f"{path}: an input is a .npy, .safetensors or .txt file, got '{path.suffix}'")
 
 
+def need_folder(path: Path) -> None:
+    """SpecError where the folder that `path` is to be written to is not there."""
+    if not path.parent.is_dir():
+        raise SpecError(f"cannot write {path}: no folder {path.parent}; make it first")
+
+
 def check_output(path: Path, inputs: dict[str, Tensor], source: Path, vocabulary: Vocabulary, d_out: int) -> None:
     """SpecError where outputs for these inputs cannot be written as `path` says: before anything is computed."""
     if path.suffix not in (".npy", ".safetensors", ".txt"):
         raise SpecError(f"{path}: an output is a .npy, .safetensors or .txt file, got '{path.suffix}'")
-    if not path.parent.is_dir():
-        raise SpecError(f"cannot write {path}: no folder {path.parent}; make it first")
+    need_folder(path)
     if path.suffix == ".npy" and len(inputs) > 1:
         raise SpecError(f"{path}: {len(inputs)} outputs of different lengths do not make one array; write a "
                         ".safetensors or .txt file")  # fmt: skip

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from torch import Tensor
 
 import fixedformer as ff
-from fixedformer.cli.data import read_input
+from fixedformer.cli.data import need_folder, read_input
 from fixedformer.cli.interpolate_pictures import animation, trajectory_picture
 from fixedformer.cli.options import Seed
 from fixedformer.errors import SpecError
@@ -72,8 +72,8 @@ def interpolate(
     if rigorous and mode != "finite":
         raise SpecError("--rigorous encloses residual steps; it needs --mode finite")
     for path in (out, picture, animate, json):
-        if path is not None and not path.parent.is_dir():
-            raise SpecError(f"cannot write {path}: no folder {path.parent}; make it first")
+        if path is not None:
+            need_folder(path)
     sources, targets = _array(x), _array(y)
     machine = ff.FrozenBlocks(sources.shape[-1] if sources.ndim else 1, blocks, scale, causal)
     unfinished = out.with_name(f"{out.name}.search")

@@ -63,12 +63,7 @@ def reproduce(
         return 0
     place = device_named(device)
     if estimate:
-        for row in chosen:
-            try:
-                print(work.estimate(row, place), flush=True)
-            except CapacityError as error:  # the other rows may fit
-                print(f"{row.name}: {error}", flush=True)
-        return 0
+        return _estimate(chosen, place)
     plan = [(row, recipe) for row in chosen for recipe in row.recipes if seed in (None, recipe.seed)]
     if not plan:
         known = sorted({recipe.seed for row in chosen for recipe in row.recipes})
@@ -92,6 +87,16 @@ def reproduce(
     if missed < len(plan):
         print((out / "table.md").read_text())
     return 2 if missed else 0
+
+
+def _estimate(chosen: list[Row], place: str) -> int:
+    """What each row would take, a line each."""
+    for row in chosen:
+        try:
+            print(work.estimate(row, place), flush=True)
+        except CapacityError as error:  # the other rows may fit
+            print(f"{row.name}: {error}", flush=True)
+    return 0
 
 
 def _named(every: list[Row], names: list[str] | None) -> list[Row]:
