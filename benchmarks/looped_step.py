@@ -1,14 +1,16 @@
 """One training step of a looped transformer: ours, a plain re-implementation of the published model's, x-transformers.
 
-    python benchmarks/looped_step.py [--rows small/adaln ...] [--compile] [--cpu-time] [--memory] [--json [FILE]]
+    python benchmarks/looped_step.py [--rows small/adaln ...] [--precision bfloat16] [--compile] [--json [FILE]]
+    python benchmarks/looped_step.py --memory
 
-float32, forward + loss + backward + clipping at norm 1 + AdamW, same sizes, same threads, one process, taking turns;
-medians, of ratios too. `plain` is what the paper's public code does, written anew: one Linear for queries, keys and
-values, fused attention, RMSNorm without gains, GELU, tied read-out at every place, cross-entropy that ignores places
-without a label; with timesteps an embedding and a modulation made anew in every loop, for every sequence, applied to
-the state. --compile: both under torch.compile too. x-transformers: one layer, tied over the depth, fused attention,
-RMSNorm; it has no timestep modulation, and stands beside the model without. It is skipped where it is not installed
-(the extra `benchmark`). products_ms: the matrix products of ours alone, which no implementation can leave out.
+Forward + loss + backward + clipping at norm 1 + AdamW, same sizes, same threads, one process, taking turns; medians, of
+ratios too. `plain` is what the paper's public code does, written anew: one Linear for queries, keys and values, fused
+attention, RMSNorm without gains, GELU, tied read-out at every place, cross-entropy that ignores places without a label;
+with timesteps an embedding and a modulation made anew in every loop, for every sequence, applied to the state.
+--precision bfloat16: all under autocast, and plain_float32, `plain` without it, beside. --compile: both under
+torch.compile too. x-transformers: one layer, tied over the depth, fused attention, RMSNorm; it has no timestep
+modulation, and stands beside the model without. It is skipped where it is not installed (the extra `benchmark`).
+products_ms: the matrix products of ours alone in float32: there no implementation can leave them out.
 
 saved_bytes: what is alive at the peak of forward and backward beyond parameters and gradients, seen by every tensor
 that an operation returns (temporaries are in it too). --memory: that, from 8 to 64 loops, by kind of checkpointing.
@@ -150,7 +152,7 @@ def data(size: Size) -> tuple[Tensor, Tensor]:
 
 
 def step_of(
-    model: nn.Module, loss_of: Callable[..., Tensor], X: Tensor, labels: Tensor, fused: bool
+    model: nn.Module, loss_of: Callable[..., Tensor], X: Tensor, labels: Tensor, fused: bool, low: bool = False
 ) -> Callable[[], float]:
     """A closure that does one whole training step and returns its milliseconds."""
     matrices = [p for p in model.parameters() if p.ndim > 1]
@@ -161,7 +163,9 @@ def step_of(
     def step() -> float:
         began = clock()
         optimizer.zero_grad(set_to_none=True)
-        loss_of(model, X, labels).backward()
+        with torch.autocast("cpu", torch.bfloat16, enabled=low):
+            loss = loss_of(model, X, labels)
+        loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         return 1e3 * (clock() - began)
@@ -228,23 +232,29 @@ def products(size: Size) -> float:
     return best
 
 
-def measure(name: str, timestep: bool, repeats: int, compiled: bool) -> dict[str, Any]:
-    size = SIZES[name]
+def plain_loss(model: nn.Module, X: Tensor, labels: Tensor) -> Tensor:
+    loss: Tensor = model(X, labels)
+    return loss
+
+
+def measure(name: str, timestep: bool, repeats: int, compiled: bool, precision: str) -> dict[str, Any]:
+    size, low = SIZES[name], precision == "bfloat16"
     X, labels = data(size)
     ours = ours_of(size, timestep)
-    plain = PlainLooped(size, timestep)
     steps = {
-        "ours": step_of(ours, ours_loss, X, labels, fused=True),
-        "plain": step_of(plain, lambda model, X, labels: model(X, labels), X, labels, fused=False),
+        "ours": step_of(ours, ours_loss, X, labels, True, low),
+        "plain": step_of(PlainLooped(size, timestep), plain_loss, X, labels, False, low),
     }
+    if low:
+        steps["plain_float32"] = step_of(PlainLooped(size, timestep), plain_loss, X, labels, False)
     other = None if timestep else other_of(size)
     if other is not None:
-        steps["xtransformers"] = step_of(other, other_loss, X, labels, fused=True)
+        steps["xtransformers"] = step_of(other, other_loss, X, labels, True, low)
     if compiled:
         twin, faster = ours_of(size, timestep), torch.compile(PlainLooped(size, timestep))
         twin.compile_readouts()
-        steps["ours_compiled"] = step_of(twin, ours_loss, X, labels, fused=True)
-        steps["plain_compiled"] = step_of(faster, lambda model, X, labels: model(X, labels), X, labels, fused=False)
+        steps["ours_compiled"] = step_of(twin, ours_loss, X, labels, True, low)
+        steps["plain_compiled"] = step_of(faster, plain_loss, X, labels, False, low)
     for step in steps.values():
         step(), step()
     times = [{kind: step() for kind, step in steps.items()} for _ in range(repeats)]
@@ -253,6 +263,7 @@ def measure(name: str, timestep: bool, repeats: int, compiled: bool) -> dict[str
     return {
         "size": name,
         "timestep": "adaln" if timestep else "none",
+        "precision": precision,
         **{key: value for key, value in vars(size).items() if key != "scored"},
         "xtransformers_ms": None,
         "products_ms": products(size),
@@ -291,6 +302,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="*", help="size/timestep, e.g. small/adaln; all by default")
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--cpu-time", action="store_true", help="CPU time instead of wall time, for a busy machine")
     parser.add_argument("--compile", action="store_true", help="both under torch.compile too")
     parser.add_argument("--memory", action="store_true", help="only what checkpointing keeps")
@@ -306,7 +318,7 @@ def main() -> None:
                 if options.rows and not label.startswith(tuple(options.rows)):
                     continue
                 print(f".. {label}", file=sys.stderr)
-                row = measure(name, timestep, options.repeats, options.compile)
+                row = measure(name, timestep, options.repeats, options.compile, options.precision)
                 found.append(row)
                 if options.json != "-":
                     print(line(label, row), flush=True)

@@ -23,13 +23,13 @@ SWITCHES = [
 ]  # fmt: skip
 
 
-def model_of(changes, seed=0):
+def model_of(changes, seed=0, away=0.3):
     """In float64, and moved away from its start, where gates are closed and gains are one."""
     model = LoopedTransformer(LoopedSpec(**{**BASE, **changes}), seed).double()
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for p in model.parameters():
-            p += 0.3 * torch.randn(p.shape, generator=generator, dtype=torch.float64)
+            p += away * torch.randn(p.shape, generator=generator, dtype=torch.float64)
     return model
 
 
@@ -142,6 +142,19 @@ def test_bfloat16_follows_float32(timestep):
     with torch.autocast("cpu", torch.bfloat16):
         low = model(X)
     assert (low.float() - model(X)).norm() < 0.03 * model(X).norm()
+
+
+@pytest.mark.parametrize("timestep", ["none", "adaln"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients_in_bfloat16_follow_float32(timestep, causal):
+    model = model_of({"timestep": timestep, "causal": causal, "tokens": 150}, away=0.05).float()
+    X = torch.randint(7, (2, 150), generator=torch.Generator().manual_seed(0))
+    exact = gradients(model, model(X).square().mean())
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(X).square().mean()
+    rounded = gradients(model, loss)
+    for name, want in exact.items():
+        assert (rounded[name] - want).norm() <= 0.03 * want.norm(), name
 
 
 @pytest.mark.parametrize(("changes", "message"), [

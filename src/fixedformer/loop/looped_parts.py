@@ -62,23 +62,31 @@ class _Normalise(torch.autograd.Function):
     """x / rms(x); keeps its output, which the next product keeps anyway, and one number a token."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        scale = (x.square().mean(-1, keepdim=True) + EPSILON).rsqrt()
-        y = x * scale
+    def forward(ctx: Any, x: Tensor, dtype: torch.dtype) -> Tensor:
+        square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() / x.shape[-1]  # one pass over x
+        scale = (square + EPSILON).rsqrt()
+        y: Tensor = (x * scale).to(dtype)
         ctx.save_for_backward(y, scale)
         return y
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        (y, scale), (gradient,) = ctx.saved_tensors, gradients
-        back: Tensor = scale * (gradient - y * (gradient * y).mean(-1, keepdim=True))
-        return back
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        y, scale = ctx.saved_tensors
+        y, gradient = y.to(scale.dtype), gradients[0].to(scale.dtype)
+        along = (gradient * y).sum(-1, keepdim=True) / -y.shape[-1]
+        return torch.addcmul(gradient, y, along).mul_(scale), None
 
 
-def normalise(x: Tensor) -> Tensor:
-    """RMSNorm without a gain over the last axis."""
-    y: Tensor = _Normalise.apply(x)  # type: ignore[no-untyped-call]
+def normalise(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """RMSNorm without a gain over the last axis; computed in x's format, returned in `dtype`."""
+    y: Tensor = _Normalise.apply(x, dtype or x.dtype)  # type: ignore[no-untyped-call]
     return y
+
+
+def product_format(x: Tensor) -> torch.dtype:
+    """The format that matrix products take x in: autocast's, where it is on."""
+    lower: torch.dtype = torch.get_autocast_dtype(x.device.type)
+    return lower if torch.is_autocast_enabled(x.device.type) else x.dtype
 
 
 def sinusoid(steps: Tensor, width: int) -> Tensor:

@@ -16,14 +16,25 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu, scaled_dot_product_attention, silu
+from torch.nn.functional import gelu, silu
 from torch.utils.checkpoint import checkpoint
 
 from fixedformer.attention import Mask, attention_weights, resolve_mask, rotate
 from fixedformer.errors import SpecError
 from fixedformer.inputs import as_input, embed_rows
-from fixedformer.loop.looped_parts import Layer, Matrices, add_product, drawer, normalise, select, sinusoid, turned
+from fixedformer.loop.looped_parts import (
+    Layer,
+    Matrices,
+    add_product,
+    drawer,
+    normalise,
+    product_format,
+    select,
+    sinusoid,
+    turned,
+)
 from fixedformer.loop.looped_spec import LoopedSpec
+from fixedformer.loop.low_attention import attend
 
 
 class LoopTrace(NamedTuple):
@@ -207,10 +218,7 @@ class LoopedTransformer(nn.Module):
             seen.append(
                 attention_weights(query * query.shape[-1] ** -0.5, key, None if isinstance(shown, bool) else shown)
             )
-        mixed = scaled_dot_product_attention(
-            query, key, value, attn_mask=None if isinstance(allowed, bool) else allowed, is_causal=causal
-        )
-        out: Tensor = mixed.transpose(1, 2).flatten(2)
+        out: Tensor = attend(query, key, value, allowed).transpose(1, 2).flatten(2)
         return out
 
     # -- its parts ----------------------------------------------------------------------------------------------------
@@ -266,8 +274,9 @@ class LoopedTransformer(nn.Module):
             return None
         if spec.timestep == "adaln":
             clock = sinusoid(torch.arange(1, count + 1, device=self.embed.device), spec.width).to(self.embed)
-            encoded = silu(clock @ self.clock_in + self.clock_in_bias) @ self.clock_out + self.clock_out_bias
-            raw = silu(encoded) @ self.modulate + self.modulate_bias
+            with torch.autocast(clock.device.type, enabled=False):  # a few rows, which every state hangs on
+                encoded = silu(clock @ self.clock_in + self.clock_in_bias) @ self.clock_out + self.clock_out_bias
+                raw = silu(encoded) @ self.modulate + self.modulate_bias
             return raw.view(count, spec.layers, 4, spec.width)
         if spec.timestep == "free" and count > spec.loops:
             raise SpecError(f"timestep 'free' has parameters for {spec.loops} loops, got {count}; 'adaln' goes further")
@@ -287,7 +296,7 @@ class LoopedTransformer(nn.Module):
         return found
 
     def _normed(self, x: Tensor) -> Tensor:
-        return normalise(x) if self.spec.norm == "pre" else x
+        return normalise(x, product_format(x)) if self.spec.norm == "pre" else x
 
     def read(self, state: Tensor) -> Tensor:
         """Read-outs (..., d_out) of states (..., width)."""
