@@ -34,6 +34,7 @@ def train(
     norm: Literal["pre", "post"] | None = None,
     final_norm: bool = False,
     mlp_width: int = 0,
+    mlp_ramp: tuple[int, int] | None = None,
     rotary: bool = False,
     mask: Literal["none", "causal"] | None = None,
     looped: bool = False,
@@ -79,6 +80,7 @@ def train(
         norm: LayerNorm without scale or shift before (pre) or after (post) each layer.
         final_norm: one more before the unembedding.
         mlp_width: a GELU MLP of this hidden width after each attention (frozen and random on a machine).
+        mlp_ramp: first and last step between which a machine's frozen MLP is let in; there from the start otherwise.
         rotary: rotary positions; none otherwise.
         mask: causal, or none; causal for machines, and for looped models where the task is read left to right.
         looped: one set of machine weights for all layers.
@@ -121,7 +123,7 @@ def train(
             "--machine": machine != "sparse", "--residual": residual, "--residual-weights": residual_weights,
             "--norm": norm, "--final-norm": final_norm, "--looped": looped, "--d-head": d_head, "--d-model": d_model,
             "--rotary (--positions rotary)": rotary, "--train-unembedding": train_unembedding is not None,
-            "--everywhere": everywhere,
+            "--everywhere": everywhere, "--mlp-ramp": mlp_ramp is not None,
         })  # fmt: skip
         sizes: dict[str, Any] = {"width": width, "heads": heads, "layers": layers, "mlp_width": mlp_width or None,
                                  "causal": None if mask is None else mask == "causal"}  # fmt: skip
@@ -130,8 +132,8 @@ def train(
         raise SpecError("these flags need --model looped or --model standard; see fixedformer train --help")
     changes: dict[str, Any] = {
         "residual": residual, "residual_weights": residual_weights, "norm": norm, "final_norm": final_norm,
-        "mlp_width": mlp_width, "positions": "rotary" if rotary else None, "looped": looped, "width": width,
-        "mask": None if mask == "none" else "causal", "everywhere": everywhere, "seed": seed,
+        "mlp_width": mlp_width, "mlp_ramp": mlp_ramp, "positions": "rotary" if rotary else None, "looped": looped,
+        "mask": None if mask == "none" else "causal", "everywhere": everywhere, "seed": seed, "width": width,
         "heads": heads, "layers": layers, "d_head": d_head,
     }  # fmt: skip
     changes |= {k: v for k, v in {"d_model": d_model, "train_unembedding": train_unembedding}.items() if v is not None}

@@ -18,6 +18,7 @@ from fixedformer.embedding.maps import IndexMap, apply_plainly
 from fixedformer.embedding.normed import normalise
 from fixedformer.embedding.parameters import ProgramParameters
 from fixedformer.embedding.rule import EPSILON, Rule
+from fixedformer.errors import SpecError
 from fixedformer.inputs import as_input, embed_rows
 
 MLP = ("into", "bias", "out", "shift")  # W_1, b_1, W_2, b_2
@@ -29,6 +30,10 @@ class CoordinateProgram(ProgramParameters):
     Same parameters and meaning as TrainableProgram, which is far faster where it applies; this one also evaluates
     rules with an MLP: x + W_2 gelu(W_1 x + b_1) + b_2 after each attention (without residual the sum's first term is
     left out), frozen, drawn as PyTorch draws nn.Linear from rule.mlp_seed.
+
+    mlp_ramp (first, last): while training, the MLPs add nothing before step `first`, all of themselves from step `last`
+    on, and a share that grows linearly in between (`pace`). Outputs in eval mode are the machine's own at any time. So
+    an embedding that works without MLPs is led to one that works with them; started with them it stops short.
     """
 
     def __init__(
@@ -39,8 +44,12 @@ class CoordinateProgram(ProgramParameters):
         deviation: float = 0.02,
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
+        mlp_ramp: tuple[int, int] | None = None,
     ) -> None:
         super().__init__(machine, train_unembedding, deviation, seed, dtype)
+        if mlp_ramp is not None and not (rule.residual and rule.mlp_width and 0 <= mlp_ramp[0] <= mlp_ramp[1]):
+            raise SpecError(f"mlp_ramp needs residual=True, an MLP, and 0 <= first <= last, got {mlp_ramp}")
+        self.mlp_ramp, self._share = mlp_ramp, 1.0
         self.rule, layers = rule, range(machine.spec.layers)
         for layer in layers if rule.mlp_width else ():
             for name, tensor in zip(MLP, self._frozen_mlp(layer, dtype)):
@@ -52,6 +61,17 @@ class CoordinateProgram(ProgramParameters):
         """W_1, b_1, W_2, b_2 of every layer; empty without MLPs."""
         layers = range(self.machine.spec.layers) if self.rule.mlp_width else ()
         return [tuple(self.get_buffer(f"{name}_{layer}") for name in MLP) for layer in layers]
+
+    def pace(self, step: int) -> None:
+        """Told before training step 0, 1, ..: how much of the MLPs it sees."""
+        if self.mlp_ramp is not None:
+            first, last = self.mlp_ramp
+            self._share = 1.0 if step >= last else max(0.0, (step - first) / (last - first))
+
+    @property
+    def share(self) -> float:
+        """How much of its MLPs the model adds: all, unless it is in train mode on its ramp."""
+        return self._share if self.training else 1.0
 
     def forward(self, X: Tensor, mask: Mask = "causal") -> Tensor:
         """Outputs (..., tokens, d_out) for token ids or vectors."""
@@ -92,11 +112,11 @@ class CoordinateProgram(ProgramParameters):
         if rule.residual:
             own = torch.nn.functional.one_hot(sight.own, spec.d_in).to(paths.dtype)
             paths, basis = torch.cat([own, paths], dim=1), torch.cat([self.embedding, basis])
-        if not self.mlps:
+        if not self.mlps or not self.share:
             return self._finished(0, paths @ basis)
         into, bias, out, shift = self.mlps[0]
         read, rows = normalise(paths, basis) if rule.norm == "pre" else (paths, basis)
-        update = linear(gelu(read @ linear(rows, into) + bias), out, shift)
+        update = self.share * linear(gelu(read @ linear(rows, into) + bias), out, shift)
         state = self._added(paths @ basis, update) if rule.residual else update
         return _normed(state) if rule.norm == "post" else state
 
@@ -124,9 +144,10 @@ class CoordinateProgram(ProgramParameters):
 
     def _finished(self, layer: int, state: Tensor) -> Tensor:
         """What follows attention and its sum: the MLP, and the norm behind a layer."""
-        if self.mlps:
+        if self.mlps and self.share:
             into, bias, out, shift = self.mlps[layer]
-            state = self._added(state, linear(gelu(linear(self._seen(state), into, bias)), out, shift))
+            update = self.share * linear(gelu(linear(self._seen(state), into, bias)), out, shift)
+            state = self._added(state, update)
         return _normed(state) if self.rule.norm == "post" else state
 
     def _read(self, state: Tensor) -> Tensor:

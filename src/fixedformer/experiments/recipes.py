@@ -41,7 +41,8 @@ class Recipe:
     target of hidden width d_model, every weight trained). heads, layers, d_head: None for the paper's. width: the
     machine's; None for the smallest. residual_weights: a machine built for residual targets (else the paper's variant:
     residual connections around weights made for none). norm, final_norm: LayerNorm without scale or shift. mlp_width: a
-    frozen random GELU MLP (trained for "full"). positions: None or "rotary". mask: "causal" or None (the paper states
+    frozen random GELU MLP (trained for "full"); mlp_ramp: the steps between which training lets it in, first and last
+    (None: it is there from the start). positions: None or "rotary". mask: "causal" or None (the paper states
     neither). seed: of the parameters, the data and the random machine.
     """
 
@@ -58,6 +59,7 @@ class Recipe:
     norm: Literal["pre", "post"] | None = None
     final_norm: bool = False
     mlp_width: int = 0
+    mlp_ramp: tuple[int, int] | None = None
     positions: Literal["rotary"] | None = None
     mask: Literal["causal"] | None = "causal"
     train_unembedding: bool = False
@@ -71,6 +73,10 @@ class Recipe:
             raise SpecError(f"task must be one of {', '.join(TASKS)}, or a .jsonl or .csv file, got {self.task!r}")
         if self.machine not in ("sparse", "random", "full"):
             raise SpecError(f"machine must be 'sparse', 'random' or 'full', got {self.machine!r}")
+        if self.mlp_ramp is not None:
+            if self.machine == "full":
+                raise SpecError("mlp_ramp is for a machine's frozen MLP; a full target trains its own")
+            object.__setattr__(self, "mlp_ramp", tuple(self.mlp_ramp))  # a list where it was read from JSON
         if self.residual_weights and not self.residual:
             raise SpecError("residual_weights needs residual")
 
@@ -117,8 +123,10 @@ class Recipe:
         """What is trained: a TrainableTarget, a TrainableProgram, or, with an MLP, a CoordinateProgram."""
         if machine is None:
             return TrainableTarget(self.spec(), self.d_model, self.seed, self.norm, self.final_norm, self.mlp_width)
-        kind = CoordinateProgram if self.mlp_width else TrainableProgram
-        return kind(machine, self.rule(), self.train_unembedding, self.deviation, self.seed)
+        rest = (machine, self.rule(), self.train_unembedding, self.deviation, self.seed)
+        if self.mlp_width or self.mlp_ramp:
+            return CoordinateProgram(*rest, mlp_ramp=self.mlp_ramp)
+        return TrainableProgram(*rest)
 
 
 def paper_recipe(task: str, machine: Literal["sparse", "random", "full"], **changes: Any) -> Recipe:

@@ -93,6 +93,13 @@ class ScoredReadouts(Protocol):
     ) -> Tensor: ...
 
 
+@runtime_checkable
+class Paced(Protocol):
+    """A model whose training depends on the step: told the number before each (0, 1, ..)."""
+
+    def pace(self, step: int) -> None: ...
+
+
 class Evaluation(NamedTuple):
     """accuracy as in `Examples.accuracy`; loss: mean over scored places, cross-entropy (nats) or squared error;
     predictions (count, tokens): the likeliest label, or the value said, at scored places, and 0 elsewhere."""
@@ -164,6 +171,8 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = self.schedule.rate_at(self.step)
         self.model.train()
+        if isinstance(self.model, Paced):
+            self.model.pace(self.step)
         self.optimizer.zero_grad(set_to_none=True)
         with self._autocast():
             if isinstance(self.model, ScoredReadouts):
