@@ -94,6 +94,33 @@ def test_both_engines_start_alike():
     assert torch.allclose(one(X), two(X), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("rule", [Rule(True, mlp_width=7), Rule(True, "pre", True, 7), Rule(True, "post", mlp_width=7)])
+@pytest.mark.parametrize(("step", "share"), [(0, 0.0), (4, 0.0), (5, 0.25), (7, 0.75), (8, 1.0), (99, 1.0)])
+def test_on_its_ramp_the_model_adds_a_share_of_its_mlps(rule, step, share):
+    machine = build("sparse", ff.TargetSpec(heads=2, layers=2, d_in=3, d_head=2, d_out=4))
+    model = CoordinateProgram(machine, rule, False, deviation=0.7, dtype=torch.float64, mlp_ramp=(4, 8))
+    X = torch.randint(3, (2, 6), generator=torch.Generator().manual_seed(1))
+    places = torch.ones(2, 6, dtype=torch.bool)
+
+    def defined(share):
+        mlps = [(into, bias, share * out, share * shift) for into, bias, out, shift in model.mlps]
+        return definition(machine, rule, mlps, model.embedding, model.fixed_unembedding, X)
+
+    torch.testing.assert_close(model(X), defined(1.0), rtol=1e-11, atol=1e-11)  # nobody has said which step it is
+    model.pace(step)
+    torch.testing.assert_close(model(X), defined(share), rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(model.at(X, "causal", places), defined(share).flatten(0, 1), rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(model.eval()(X), defined(1.0), rtol=1e-11, atol=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("rule", "ramp"), [(Rule(mlp_width=7), (0, 1)), (Rule(True), (0, 1)), (Rule(True, mlp_width=7), (3, 2))]
+)
+def test_a_ramp_without_residual_or_mlp_or_backwards_is_refused(rule, ramp):
+    with pytest.raises(ff.SpecError, match="mlp_ramp needs residual=True, an MLP, and 0 <= first <= last"):
+        CoordinateProgram(ff.SparseMachine(ff.TargetSpec(heads=2, layers=1, d_in=3, d_head=2)), rule, mlp_ramp=ramp)
+
+
 def test_the_mlp_is_drawn_as_pytorch_draws_linear_layers():
     machine = ff.SparseMachine(ff.TargetSpec(heads=2, layers=1, d_in=3, d_head=2))
     model = CoordinateProgram(machine, Rule(mlp_width=400))

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 import fixedformer as ff
+from fixedformer.embedding.coordinates import CoordinateProgram
+from fixedformer.embedding.rule import Rule
 from fixedformer.embedding.trainable import TrainableProgram
 from fixedformer.tasks.dyck import Dyck
 from fixedformer.training.fit import Schedule, Trainer
@@ -17,8 +19,11 @@ TASK = Dyck(pairs=4)
 SPEC = ff.TargetSpec(heads=2, layers=2, d_in=4, d_head=3)
 
 
-def trainer(steps=30, seed=1, **changes):
+def trainer(steps=30, seed=1, ramp=None, **changes):
     model = TrainableProgram(ff.SparseMachine(SPEC), None, train_unembedding=True, deviation=0.3, seed=seed)
+    if ramp:
+        rule = Rule(residual=True, mlp_width=8)
+        model = CoordinateProgram(ff.SparseMachine(SPEC), rule, deviation=0.3, seed=seed, mlp_ramp=ramp)
     options = {"batch": 16, "rate": 0.03, "warmup": 3, "decay": "linear", "validate_every": 5, "validation": 40}
     return Trainer(model, TASK, Schedule(steps=steps, **options | changes), seed)
 
@@ -32,18 +37,19 @@ def test_one_seed_one_run():
     assert runs[0][-1].loss < runs[0][0].loss
 
 
+@pytest.mark.parametrize("ramp", [None, (5, 20)])
 @pytest.mark.parametrize("stop", [1, 7, 10, 29])
-def test_stopped_and_loaded_is_the_undisturbed_run(stop):
-    whole = trainer()
+def test_stopped_and_loaded_is_the_undisturbed_run(stop, ramp):
+    whole = trainer(ramp=ramp)
     for _ in whole:
         pass
-    first = trainer()
+    first = trainer(ramp=ramp)
     for record in first:
         if record.step == stop:
             break
     tensors, numbers = first.state()
     saved = {name: tensor.clone() for name, tensor in tensors.items()}
-    second = trainer()
+    second = trainer(ramp=ramp)
     second.load(saved, numbers)
     for _ in second:
         pass
