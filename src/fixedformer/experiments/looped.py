@@ -8,6 +8,7 @@ from typing import Any
 from fixedformer.errors import SpecError
 from fixedformer.experiments.task_names import CAUSAL, build_task
 from fixedformer.loop.looped_spec import LoopedSpec
+from fixedformer.loop.low_attention import BLOCK, LONGEST
 from fixedformer.loop.transformer import LoopedTransformer
 from fixedformer.tasks.finite import FiniteSet, HeldOut
 from fixedformer.tasks.task import Task, Vectors
@@ -92,12 +93,15 @@ def kept_bytes(spec: LoopedSpec, batch: int, tokens: int, size: int = 4) -> int:
     """Bytes kept for the backward pass, about: `size` bytes an entry inside a layer, 4 in states and read-outs.
 
     A layer keeps two normed states, queries, keys and values, the mixed values twice (as the attention made them and in
-    one piece), the hidden layer before and after its GELU, and, with a clock, its scaled matrices.
+    one piece), the hidden layer before and after its GELU, and, with a clock, scaled matrices. In two bytes an entry
+    it keeps the attention of short sequences too, and one layer at a time holds that in float32 (low_attention.py).
     """
     loops = min(spec.loops, spec.backprop_loops or spec.loops)
     rows, width, hidden = batch * tokens, spec.width, spec.hidden
     clock = 4 * width**2 + 2 * width * hidden if spec.timestep in ("adaln", "free") else 0
-    layer = size * (rows * (7 * width + 2 * hidden + 2 * spec.heads) + clock)
+    attention = rows * spec.heads * tokens if size == 2 and tokens <= LONGEST else 0
+    held = 3 * 4 * (attention * BLOCK // tokens if spec.causal and tokens > BLOCK else attention)
+    layer = size * (rows * (7 * width + 2 * hidden + 2 * spec.heads) + clock + attention)
     state = 4 * rows * width
     inside, states = {
         "none": (loops * spec.layers * layer, 0),
@@ -105,4 +109,4 @@ def kept_bytes(spec: LoopedSpec, batch: int, tokens: int, size: int = 4) -> int:
         "nested": (spec.layers * layer, 2 * math.isqrt(max(0, loops - 1)) * state + 2 * state),
     }[spec.checkpointing]
     read = len(spec.loss_loops(spec.loops)) * 4 * rows * (2 * spec.outputs + 2 * width)
-    return inside + states + read
+    return inside + states + held + read
