@@ -123,6 +123,8 @@ def _small(recipe: Recipe) -> Recipe:
         schedule = replace(schedule, steps=1500, batch=512, warmup=100, betas=(0.9, 0.95), stop_at=0.9999)
         if recipe.residual:
             schedule = replace(schedule, steps=3000, batch=1000, rate=3e-3, warmup=200)
+    if recipe.task == "1-hop" and not plain and recipe.machine != "random":
+        schedule = replace(schedule, steps=16_000)  # still rising after 4,000
     if recipe.mlp_width and fixed:  # most of a step is the frozen MLP's products
         schedule = replace(schedule, precision="bfloat16")
     if recipe.mlp_width and recipe.task == "dyck" and recipe.machine == "sparse":
