@@ -54,3 +54,10 @@ def test_products_are_taken_for_short_bfloat16_without_a_mask(tokens, dtype, mas
     assert len(calls) == taken
     want = scaled_dot_product_attention(*(x.double() for x in given), is_causal=True)
     assert (got.double() - want).norm() <= 0.02 * want.norm()
+
+
+def test_a_second_derivative_is_refused():
+    given, _ = heads(3, torch.float64)
+    first = torch.autograd.grad(products(*given, True).square().sum(), given, create_graph=True)
+    with pytest.raises(RuntimeError, match="twice"):
+        first[0].sum().backward()

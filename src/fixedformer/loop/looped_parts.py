@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from fixedformer.loop.looped_spec import LoopedSpec
 
@@ -70,6 +71,7 @@ class _Normalise(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         y, scale = ctx.saved_tensors
         y, gradient = y.to(scale.dtype), gradients[0].to(scale.dtype)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import scaled_dot_product_attention
 
 LONGEST = 512  # tokens; from there on the kernel catches up, and tokens^2 numbers a head are too many to keep
@@ -22,7 +23,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | bool) ->
     if isinstance(allowed, Tensor):
         return scaled_dot_product_attention(query, key, value, attn_mask=allowed)
     low = query.dtype == torch.bfloat16 and query.device.type == "cpu"
-    if low and query.shape[-2] <= LONGEST:
+    if low and 0 < query.shape[-2] <= LONGEST:
         return products(query, key, value, allowed)
     return scaled_dot_product_attention(query, key, value, is_causal=allowed)
 
@@ -55,6 +56,7 @@ class _Products(torch.autograd.Function):
         return (outs[0] if len(outs) == 1 else torch.cat(outs, 1)).view(shape)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, *attention = ctx.saved_tensors
         gradient, wide = gradients[0].reshape(query.shape), torch.promote_types(query.dtype, torch.float32)
