@@ -113,6 +113,16 @@ def test_on_its_ramp_the_model_adds_a_share_of_its_mlps(rule, step, share):
     torch.testing.assert_close(model.eval()(X), defined(1.0), rtol=1e-11, atol=1e-11)
 
 
+def test_a_ramp_of_no_length_is_a_step():
+    machine = ff.SparseMachine(ff.TargetSpec(heads=2, layers=1, d_in=3, d_head=2))
+    model = CoordinateProgram(machine, Rule(residual=True, mlp_width=7), mlp_ramp=(5, 5))
+    shares = []
+    for step in (0, 4, 5, 6):
+        model.pace(step)
+        shares.append(model.share)
+    assert shares == [0, 0, 1, 1]
+
+
 @pytest.mark.parametrize(
     ("rule", "ramp"), [(Rule(mlp_width=7), (0, 1)), (Rule(True), (0, 1)), (Rule(True, mlp_width=7), (3, 2))]
 )

@@ -196,3 +196,14 @@ def test_a_folder_from_before_a_field_existed_goes_on(tmp_path):
     Run(recipe, tmp_path)
     with pytest.raises(ff.StorageError, match="holds a run of another recipe"):
         Run(dataclasses.replace(recipe, mlp_width=8), tmp_path)
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"mlp_ramp": (1,)}, "mlp_ramp is two steps"), ({"mlp_ramp": (3, 2)}, "mlp_ramp is two steps"),
+    ({"mlp_ramp": (1.5, 2)}, "mlp_ramp is two steps"), ({"mlp_ramp": (5, 20)}, "at step 20, but training ends at 20"),
+    ({"mlp_ramp": (1, 2), "mlp_width": 0}, "needs residual connections and an MLP"),
+    ({"mlp_ramp": (1, 2), "machine": "full"}, "a full target trains its own"),
+])  # fmt: skip
+def test_a_ramp_that_cannot_be_is_refused(changes, message):
+    with pytest.raises(ff.SpecError, match=message):
+        Recipe(**{"residual": True, "mlp_width": 8, "schedule": Schedule(steps=20), **changes})

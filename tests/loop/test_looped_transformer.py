@@ -136,6 +136,20 @@ def test_settings_are_recipes():
 
 
 @pytest.mark.parametrize("timestep", ["none", "adaln"])
+def test_autocast_leaves_float64_alone(timestep):
+    model = model_of({"timestep": timestep})
+    X = torch.randint(7, (2, 6), generator=torch.Generator().manual_seed(0))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(model(X), model(X))
+        assert model(X).dtype == torch.float64
+
+
+def test_the_norm_of_large_float16_is_not_lost():
+    x = 20 * torch.randn(2, 256, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(normalise(x.half()).float(), normalise(x), rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("timestep", ["none", "adaln"])
 def test_bfloat16_follows_float32(timestep):
     model = LoopedTransformer(**{**BASE, "timestep": timestep}, seed=2)
     X = torch.randint(7, (2, 6), generator=torch.Generator().manual_seed(0))
@@ -145,9 +159,10 @@ def test_bfloat16_follows_float32(timestep):
 
 
 @pytest.mark.parametrize("timestep", ["none", "adaln"])
-@pytest.mark.parametrize("causal", [False, True])
-def test_gradients_in_bfloat16_follow_float32(timestep, causal):
-    model = model_of({"timestep": timestep, "causal": causal, "tokens": 150}, away=0.05).float()
+@pytest.mark.parametrize(("causal", "positions"), [(False, "learned"), (True, "learned"), (False, "rotary")])
+def test_gradients_in_bfloat16_follow_float32(timestep, causal, positions):
+    changes = {"timestep": timestep, "causal": causal, "tokens": 150, "positions": positions}
+    model = model_of(changes, away=0.05).float()
     X = torch.randint(7, (2, 150), generator=torch.Generator().manual_seed(0))
     exact = gradients(model, model(X).square().mean())
     with torch.autocast("cpu", torch.bfloat16):

@@ -5,7 +5,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from fixedformer.loop import low_attention
-from fixedformer.loop.low_attention import BLOCK, LONGEST, attend, products
+from fixedformer.loop.low_attention import BLOCK, LONGEST, attend, kept_attention, products
+from fixedformer.loop.transformer import LoopedTransformer
 
 
 def heads(tokens, dtype, seed=0):
@@ -31,14 +32,20 @@ def test_products_are_attention(tokens, causal, dtype, within):
         assert (ours.double() - theirs).norm() <= within * theirs.norm() + 1e-15
 
 
-def test_products_are_no_worse_than_the_kernel_in_bfloat16():
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("sharp", [1, 4])
+def test_products_are_about_as_exact_as_the_kernel_in_bfloat16(sharp, autocast):
+    """Under autocast too, which would make every product bfloat16, scores as well."""
     given, gradient = heads(100, torch.bfloat16)
+    given = [(x.detach() * scale).requires_grad_() for x, scale in zip(given, (sharp, sharp, 1))]
     exact = [x.detach().double().requires_grad_() for x in given]
-    right = torch.autograd.grad(scaled_dot_product_attention(*exact), exact, gradient.double())
-    theirs = torch.autograd.grad(scaled_dot_product_attention(*given), given, gradient)
-    ours = torch.autograd.grad(products(*given, False), given, gradient)
-    for a, b, want in zip(ours, theirs, right):
-        assert (a.double() - want).norm() <= 1.5 * (b.double() - want).norm()
+    want = scaled_dot_product_attention(*exact)
+    right = (want, *torch.autograd.grad(want, exact, gradient.double()))
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        outs = scaled_dot_product_attention(*given), products(*given, False)
+    kernel, ours = ((out, *torch.autograd.grad(out, given, gradient)) for out in outs)
+    for a, b, want in zip(ours, kernel, right):
+        assert (a.double() - want).norm() <= 1.7 * (b.double() - want).norm()
 
 
 @pytest.mark.parametrize(("tokens", "dtype", "masked", "taken"), [
@@ -54,6 +61,27 @@ def test_products_are_taken_for_short_bfloat16_without_a_mask(tokens, dtype, mas
     assert len(calls) == taken
     want = scaled_dot_product_attention(*(x.double() for x in given), is_causal=True)
     assert (got.double() - want).norm() <= 0.02 * want.norm()
+
+
+@pytest.mark.parametrize("positions", ["none", "learned", "sinusoidal", "rotary"])
+def test_a_model_under_autocast_takes_them(positions, monkeypatch):
+    calls = []
+    monkeypatch.setattr(low_attention, "products", lambda *given: calls.append(given) or products(*given))
+    model = LoopedTransformer(d_in=7, width=8, heads=2, loops=3, tokens=9, positions=positions)
+    X = torch.randint(7, (2, 9), generator=torch.Generator().manual_seed(0))
+    with torch.autocast("cpu", torch.bfloat16):
+        model(X)
+    assert len(calls) == 3
+    model(X)
+    assert len(calls) == 3
+
+
+@pytest.mark.parametrize("tokens", [1, BLOCK, 2 * BLOCK + 5])
+@pytest.mark.parametrize("causal", [False, True])
+def test_what_is_kept_is_counted(tokens, causal):
+    given, _ = heads(tokens, torch.float32)
+    kept = products(*given, causal).grad_fn.saved_tensors[3:]
+    assert sum(x[0].numel() for x in kept) == kept_attention(tokens, causal)
 
 
 def test_a_second_derivative_is_refused():

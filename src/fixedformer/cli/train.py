@@ -132,13 +132,13 @@ def train(
         raise SpecError("these flags need --model looped or --model standard; see fixedformer train --help")
     changes: dict[str, Any] = {
         "residual": residual, "residual_weights": residual_weights, "norm": norm, "final_norm": final_norm,
-        "mlp_width": mlp_width, "mlp_ramp": mlp_ramp, "positions": "rotary" if rotary else None, "looped": looped,
+        "mlp_width": mlp_width, "positions": "rotary" if rotary else None, "looped": looped,
         "mask": None if mask == "none" else "causal", "everywhere": everywhere, "seed": seed, "width": width,
         "heads": heads, "layers": layers, "d_head": d_head,
     }  # fmt: skip
     changes |= {k: v for k, v in {"d_model": d_model, "train_unembedding": train_unembedding}.items() if v is not None}
     recipe = paper_recipe(task, machine, **changes)
-    recipe = replace(recipe, schedule=replace(recipe.schedule, **given))
+    recipe = replace(recipe, schedule=replace(recipe.schedule, **given), mlp_ramp=mlp_ramp)
     return _show(Run(recipe, out, device_named(device)), machine)
 
 

@@ -66,7 +66,7 @@ class CoordinateProgram(ProgramParameters):
         """Told before training step 0, 1, ..: how much of the MLPs it sees."""
         if self.mlp_ramp is not None:
             first, last = self.mlp_ramp
-            self._share = 1.0 if step >= last else max(0.0, (step - first) / (last - first))
+            self._share = 1.0 if step >= last else max(0.0, step - first) / (last - first or 1)
 
     @property
     def share(self) -> float:
@@ -116,7 +116,7 @@ class CoordinateProgram(ProgramParameters):
             return self._finished(0, paths @ basis)
         into, bias, out, shift = self.mlps[0]
         read, rows = normalise(paths, basis) if rule.norm == "pre" else (paths, basis)
-        update = self.share * linear(gelu(read @ linear(rows, into) + bias), out, shift)
+        update = self._shared(linear(gelu(read @ linear(rows, into) + bias), out, shift))
         state = self._added(paths @ basis, update) if rule.residual else update
         return _normed(state) if rule.norm == "post" else state
 
@@ -142,12 +142,14 @@ class CoordinateProgram(ProgramParameters):
     def _added(self, state: Tensor, update: Tensor) -> Tensor:
         return state + update if self.rule.residual else update
 
+    def _shared(self, update: Tensor) -> Tensor:
+        return update if self.share == 1 else self.share * update
+
     def _finished(self, layer: int, state: Tensor) -> Tensor:
         """What follows attention and its sum: the MLP, and the norm behind a layer."""
         if self.mlps and self.share:
             into, bias, out, shift = self.mlps[layer]
-            update = self.share * linear(gelu(linear(self._seen(state), into, bias)), out, shift)
-            state = self._added(state, update)
+            state = self._added(state, self._shared(linear(gelu(linear(self._seen(state), into, bias)), out, shift)))
         return _normed(state) if self.rule.norm == "post" else state
 
     def _read(self, state: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 from fixedformer.errors import SpecError
 from fixedformer.experiments.task_names import CAUSAL, build_task
 from fixedformer.loop.looped_spec import LoopedSpec
-from fixedformer.loop.low_attention import BLOCK, LONGEST
+from fixedformer.loop.low_attention import BLOCK, LONGEST, kept_attention
 from fixedformer.loop.transformer import LoopedTransformer
 from fixedformer.tasks.finite import FiniteSet, HeldOut
 from fixedformer.tasks.task import Task, Vectors
@@ -82,25 +82,27 @@ class LoopedRecipe:
             model.compile_readouts()
         return model
 
-    def activation_bytes(self) -> int:
+    def activation_bytes(self, device: str = "cpu") -> int:
         """What one training step keeps for its backward pass, about (see `kept_bytes`)."""
         spec = self.spec()
         low = self.schedule.precision == "bfloat16"
-        return kept_bytes(spec, self.schedule.batch, spec.tokens, 2 if low else 4)
+        return kept_bytes(spec, self.schedule.batch, spec.tokens, 2 if low else 4, low and device == "cpu")
 
 
-def kept_bytes(spec: LoopedSpec, batch: int, tokens: int, size: int = 4) -> int:
+def kept_bytes(spec: LoopedSpec, batch: int, tokens: int, size: int = 4, products: bool = False) -> int:
     """Bytes kept for the backward pass, about: `size` bytes an entry inside a layer, 4 in states and read-outs.
 
     A layer keeps two normed states, queries, keys and values, the mixed values twice (as the attention made them and in
-    one piece), the hidden layer before and after its GELU, and, with a clock, scaled matrices. In two bytes an entry
-    it keeps the attention of short sequences too, and one layer at a time holds that in float32 (low_attention.py).
+    one piece), the hidden layer before and after its GELU, and, with a clock, its scaled matrices. products: it keeps
+    the attention of short sequences too, and one layer at a time holds that in float32 (low_attention.py).
     """
     loops = min(spec.loops, spec.backprop_loops or spec.loops)
     rows, width, hidden = batch * tokens, spec.width, spec.hidden
     clock = 4 * width**2 + 2 * width * hidden if spec.timestep in ("adaln", "free") else 0
-    attention = rows * spec.heads * tokens if size == 2 and tokens <= LONGEST else 0
-    held = 3 * 4 * (attention * BLOCK // tokens if spec.causal and tokens > BLOCK else attention)
+    attention = held = 0
+    if products and tokens <= LONGEST:
+        attention = batch * spec.heads * kept_attention(tokens, spec.causal)
+        held = 3 * 4 * batch * spec.heads * tokens * (min(BLOCK, tokens) if spec.causal else tokens)
     layer = size * (rows * (7 * width + 2 * hidden + 2 * spec.heads) + clock + attention)
     state = 4 * rows * width
     inside, states = {

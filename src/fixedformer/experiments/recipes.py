@@ -74,11 +74,23 @@ class Recipe:
         if self.machine not in ("sparse", "random", "full"):
             raise SpecError(f"machine must be 'sparse', 'random' or 'full', got {self.machine!r}")
         if self.mlp_ramp is not None:
-            if self.machine == "full":
-                raise SpecError("mlp_ramp is for a machine's frozen MLP; a full target trains its own")
             object.__setattr__(self, "mlp_ramp", tuple(self.mlp_ramp))  # a list where it was read from JSON
+            self._check_ramp()
         if self.residual_weights and not self.residual:
             raise SpecError("residual_weights needs residual")
+
+    def _check_ramp(self) -> None:
+        ramp = self.mlp_ramp or ()
+        if self.machine == "full":
+            raise SpecError("mlp_ramp is for a machine's frozen MLP; a full target trains its own")
+        if not (self.residual and self.mlp_width):
+            raise SpecError("mlp_ramp needs residual connections and an MLP (mlp_width)")
+        if len(ramp) != 2 or not all(isinstance(x, int) for x in ramp) or not 0 <= ramp[0] <= ramp[1]:
+            raise SpecError(f"mlp_ramp is two steps, the first not after the last, got {list(ramp)}")
+        if ramp[1] >= self.schedule.steps:
+            raise SpecError(
+                f"mlp_ramp ends at step {ramp[1]}, but training ends at {self.schedule.steps}; leave some for the MLP"
+            )
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -63,11 +63,13 @@ def _step_cost(recipe: Recipe | LoopedRecipe, name: str, device: str) -> tuple[f
     """Seconds of one step, bytes of parameters, moments and machine, and bytes of activations."""
     activations = None
     if isinstance(recipe, LoopedRecipe):
-        activations = recipe.activation_bytes()
+        activations = recipe.activation_bytes(device)
         if device == "cpu":
             remedy = "take a smaller batch, or --checkpointing nested"
             require_memory(activations, f"a training step of {name}", remedy)
         recipe = replace(recipe, train_size=None)  # a large training set need not be drawn to time a step
+    elif recipe.mlp_ramp is not None:  # the first steps would be timed without the MLP: with it, an upper bound
+        recipe = replace(recipe, mlp_ramp=None)
     machine = recipe.build_machine()
     model = recipe.build_model(machine)
     # The validation set is not part of a step, and a schedule of one step is timed as well.

@@ -161,7 +161,7 @@ def _compiled(scale: Scale) -> Iterator[Row]:
         )
         full = Recipe(task=task, machine="full", residual=True, positions="rotary", schedule=schedule)
         yield Row(task, "residual, rotary: to compile", "full", (full,), None)
-        longer = replace(schedule, rate=1e-2, steps=max(steps, 4000))  # E alone takes two to four times the target's
+        longer = replace(schedule, rate=1e-2, steps=max(steps, 4000))  # E alone takes longer than the target
         program = replace(full, machine="sparse", residual_weights=True, schedule=longer)
         yield Row(task, "residual, rotary: E trained", "sparse", (program,), None)
 

@@ -64,10 +64,12 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, dtype: torch.dtype) -> Tensor:
-        square = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() / x.shape[-1]  # one pass over x
-        scale = (square + EPSILON).rsqrt()
+        wide = torch.promote_types(x.dtype, torch.float32)  # squares of float16 overflow
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=wide)  # one pass over x
+        scale = (length.square() / x.shape[-1] + EPSILON).rsqrt()
         y: Tensor = (x * scale).to(dtype)
         ctx.save_for_backward(y, scale)
+        ctx.dtype = x.dtype
         return y
 
     @staticmethod
@@ -76,7 +78,7 @@ class _Normalise(torch.autograd.Function):
         y, scale = ctx.saved_tensors
         y, gradient = y.to(scale.dtype), gradients[0].to(scale.dtype)
         along = (gradient * y).sum(-1, keepdim=True) / -y.shape[-1]
-        return torch.addcmul(gradient, y, along).mul_(scale), None
+        return torch.addcmul(gradient, y, along).mul_(scale).to(ctx.dtype), None
 
 
 def normalise(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -86,9 +88,12 @@ def normalise(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def product_format(x: Tensor) -> torch.dtype:
-    """The format that matrix products take x in: autocast's, where it is on."""
-    lower: torch.dtype = torch.get_autocast_dtype(x.device.type)
-    return lower if torch.is_autocast_enabled(x.device.type) else x.dtype
+    """The format that matrix products take x in: autocast's, where it is on (it leaves float64 alone)."""
+    kind = x.device.type
+    if x.dtype == torch.float64 or not torch.is_autocast_enabled(kind):
+        return x.dtype
+    lower: torch.dtype = torch.get_autocast_dtype(kind)
+    return lower
 
 
 def sinusoid(steps: Tensor, width: int) -> Tensor:

@@ -29,7 +29,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor | bool) ->
 
 
 def products(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
-    """The same, as products; any format."""
+    """The same, as products; query, key and value of one shape, in any format."""
     out: Tensor = _Products.apply(query, key, value, causal)  # type: ignore[no-untyped-call]
     return out
 
@@ -37,30 +37,15 @@ def products(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
 class _Products(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
-        shape, tokens = query.shape, query.shape[-2]
-        scale, size = shape[-1] ** -0.5, BLOCK if causal else tokens
-        query, key, value = (x.reshape(-1, tokens, shape[-1]) for x in (query, key, value))
-        wide = torch.promote_types(query.dtype, torch.float32)
-        queries, keys = query.to(wide) * scale, key.to(wide)
-        attention, outs = [], []
-        for start in range(0, tokens, size):
-            stop = min(start + size, tokens)
-            scores = torch.bmm(queries[:, start:stop], keys[:, : stop if causal else tokens].mT)
-            if causal:
-                later = torch.ones(stop - start, stop - start, dtype=torch.bool, device=query.device).triu(1)
-                scores[..., start:].masked_fill_(later, -torch.inf)
-            attention.append(torch.softmax(scores, -1).to(value.dtype))
-            outs.append(torch.bmm(attention[-1], value[:, : scores.shape[-1]]))
-        ctx.save_for_backward(query, key, value, *attention)
-        ctx.shape, ctx.size = shape, size
-        return (outs[0] if len(outs) == 1 else torch.cat(outs, 1)).view(shape)
+        with torch.autocast(query.device.type, enabled=False):  # it would make the float32 products bfloat16 again
+            return _forward(ctx, query, key, value, causal)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, *attention = ctx.saved_tensors
         gradient, wide = gradients[0].reshape(query.shape), torch.promote_types(query.dtype, torch.float32)
-        to_query, to_key, to_value = (torch.empty_like(x) for x in (query, key, value))
+        to_query, to_key, to_value = torch.empty_like(query), key, value  # the latter two until the first block is done
         for number in reversed(range(len(attention))):  # the last block sees every key, so it comes first
             weights = attention[number]
             rows, stop = slice(number * ctx.size, number * ctx.size + weights.shape[1]), weights.shape[2]
@@ -76,3 +61,31 @@ class _Products(torch.autograd.Function):
                 to_value[:, :stop] += part_value
         scale = ctx.shape[-1] ** -0.5
         return to_query.mul_(scale).view(ctx.shape), to_key.mul_(scale).view(ctx.shape), to_value.view(ctx.shape), None
+
+
+def _forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
+    shape, tokens = query.shape, query.shape[-2]
+    scale, size = shape[-1] ** -0.5, BLOCK if causal else tokens
+    query, key, value = (x.reshape(-1, tokens, shape[-1]) for x in (query, key, value))
+    wide = torch.promote_types(query.dtype, torch.float32)
+    queries, keys = query.to(wide) * scale, key.to(wide)
+    attention, outs = [], []
+    for start in range(0, tokens, size):
+        stop = min(start + size, tokens)
+        scores = torch.bmm(queries[:, start:stop], keys[:, : stop if causal else tokens].mT)
+        if causal:
+            later = torch.ones(stop - start, stop - start, dtype=torch.bool, device=query.device).triu(1)
+            scores[..., start:].masked_fill_(later, -torch.inf)
+        attention.append(torch.softmax(scores, -1).to(value.dtype))
+        outs.append(torch.bmm(attention[-1], value[:, : scores.shape[-1]]))
+    ctx.save_for_backward(query, key, value, *attention)
+    ctx.shape, ctx.size = shape, size
+    return (outs[0] if len(outs) == 1 else torch.cat(outs, 1)).view(shape)
+
+
+def kept_attention(tokens: int, causal: bool) -> int:
+    """Entries of attention that `products` keeps for the backward pass, a head and sequence."""
+    if not causal:
+        return tokens**2
+    stops = [min(start + BLOCK, tokens) for start in range(0, tokens, BLOCK)]
+    return sum((stop - start) * stop for start, stop in zip(range(0, tokens, BLOCK), stops))

@@ -210,7 +210,7 @@ class LoopedTransformer(nn.Module):
     def _attend(self, heads: Tensor, given: _Given, seen: list[Tensor] | None) -> Tensor:
         query, key, value = heads.unflatten(-1, (3, self.spec.heads, -1)).permute(2, 0, 3, 1, 4)
         if given.turn is not None:
-            query, key = turned(query, *given.turn), turned(key, *given.turn)
+            query, key = (turned(x, *given.turn).to(heads.dtype) for x in (query, key))
         allowed = given.allowed
         causal = isinstance(allowed, bool) and allowed
         if seen is not None:
