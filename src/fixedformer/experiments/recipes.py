@@ -136,7 +136,7 @@ class Recipe:
         if machine is None:
             return TrainableTarget(self.spec(), self.d_model, self.seed, self.norm, self.final_norm, self.mlp_width)
         rest = (machine, self.rule(), self.train_unembedding, self.deviation, self.seed)
-        if self.mlp_width or self.mlp_ramp:
+        if self.mlp_width:
             return CoordinateProgram(*rest, mlp_ramp=self.mlp_ramp)
         return TrainableProgram(*rest)
 
