@@ -80,7 +80,9 @@ def results(numbers: Ids, largest: int) -> NDArray[Any]:
 @dataclass(frozen=True)
 class Countdown:
     """numbers: inputs are uniform in 1..numbers. low, high: of the target. largest: of any number on the way (one token
-    each). held: which targets are drawn: "train", "test" (every tenth, by split_seed), or "all"."""
+    each). held: which targets are drawn: "train", "test" (every tenth, by split_seed), or "all". label: which of the
+    ways that hit is the label: "drawn", any of them, or "first", the first of `WAYS`, so that it is a function of the
+    input: a model that says all fifteen places at once cannot agree with itself on one of several."""
 
     numbers: int = 99
     low: int = 10
@@ -88,6 +90,7 @@ class Countdown:
     largest: int = 100
     held: str = "train"
     split_seed: int = 0
+    label: str = "drawn"
 
     name = "countdown"
     tokens = GIVEN + ANSWER + 1
@@ -102,6 +105,8 @@ class Countdown:
             raise SpecError(f"largest is at most 181 (products are held in 16 bits), got {self.largest}")
         if self.held not in ("train", "test", "all"):
             raise SpecError(f"held must be train, test or all, got {self.held!r}")
+        if self.label not in ("drawn", "first"):
+            raise SpecError(f"label must be drawn or first, got {self.label!r}")
 
     def held_out(self) -> "Countdown":
         """The same game with the targets that training never sees."""
@@ -128,8 +133,11 @@ class Countdown:
             target = generator.choice(self.targets, len(numbers))
             hits = results(numbers, self.largest) == target[:, None]
             solvable = np.flatnonzero(hits.any(1))[:left]
-            # a uniform one of the ways that hit: the first after ordering them at random
-            ways = np.where(hits[solvable], generator.random((len(solvable), len(WAYS)), dtype=np.float32), 2).argmin(1)
+            hits = hits[solvable]
+            if self.label == "first":
+                ways = hits.argmax(1)
+            else:  # a uniform one of them: the first after ordering them at random
+                ways = np.where(hits, generator.random(hits.shape, dtype=np.float32), 2).argmin(1)
             parts.append(self._write(numbers[solvable], target[solvable], ways))
             left -= len(solvable)
         inputs, labels = (np.concatenate([part[i] for part in parts]) for i in range(2))
