@@ -47,7 +47,7 @@ def as_input(data: Any, d_in: int, dtype: torch.dtype, device: torch.device | st
 
 def embed_rows(X: Tensor, matrix: Tensor) -> Tensor:
     """X E for X from `as_input`: ids select rows of `matrix` (d_in, width), vectors multiply it."""
-    return matrix[X] if not X.is_floating_point() else X @ matrix
+    return torch.nn.functional.embedding(X, matrix) if not X.is_floating_point() else X @ matrix
 
 
 def one_hot_rows(X: Tensor, d_in: int, dtype: torch.dtype) -> Tensor:

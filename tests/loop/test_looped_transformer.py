@@ -161,15 +161,18 @@ def test_bfloat16_follows_float32(timestep):
 @pytest.mark.parametrize("timestep", ["none", "adaln"])
 @pytest.mark.parametrize(("causal", "positions"), [(False, "learned"), (True, "learned"), (False, "rotary")])
 def test_gradients_in_bfloat16_follow_float32(timestep, causal, positions):
-    changes = {"timestep": timestep, "causal": causal, "tokens": 150, "positions": positions}
-    model = model_of(changes, away=0.05).float()
-    X = torch.randint(7, (2, 150), generator=torch.Generator().manual_seed(0))
-    exact = gradients(model, model(X).square().mean())
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = model(X).square().mean()
-    rounded = gradients(model, loss)
-    for name, want in exact.items():
-        assert (rounded[name] - want).norm() <= 0.03 * want.norm(), name
+    """On average over five draws: rounding is a matter of luck in one."""
+    changes, gaps = {"timestep": timestep, "causal": causal, "tokens": 150, "positions": positions}, {}
+    for seed in range(5):
+        model = model_of(changes, seed, away=0.05).float()
+        X = torch.randint(7, (2, 150), generator=torch.Generator().manual_seed(seed))
+        exact = gradients(model, model(X).square().mean())
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(X).square().mean()
+        for name, found in gradients(model, loss).items():
+            gaps.setdefault(name, []).append(float((found - exact[name]).norm() / exact[name].norm()))
+    for name, found in gaps.items():
+        assert sum(found) / len(found) <= 0.02, (name, found)
 
 
 @pytest.mark.parametrize(("changes", "message"), [

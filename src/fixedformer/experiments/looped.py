@@ -84,31 +84,38 @@ class LoopedRecipe:
 
     def activation_bytes(self, device: str = "cpu") -> int:
         """What one training step keeps for its backward pass, about (see `kept_bytes`)."""
+        size = 2 if self.schedule.precision == "bfloat16" else 4
         spec = self.spec()
-        low = self.schedule.precision == "bfloat16"
-        return kept_bytes(spec, self.schedule.batch, spec.tokens, 2 if low else 4, low and device == "cpu")
+        return kept_bytes(spec, self.schedule.batch, spec.tokens, size, device == "cpu")
 
 
-def kept_bytes(spec: LoopedSpec, batch: int, tokens: int, size: int = 4, products: bool = False) -> int:
+def kept_bytes(spec: LoopedSpec, batch: int, tokens: int, size: int = 4, cpu: bool = False) -> int:
     """Bytes kept for the backward pass, about: `size` bytes an entry inside a layer, 4 in states and read-outs.
 
     A layer keeps two normed states, queries, keys and values, the mixed values twice (as the attention made them and in
-    one piece), the hidden layer before and after its GELU, and, with a clock, its scaled matrices. products: it keeps
-    the attention of short sequences too, and one layer at a time holds that in float32 (low_attention.py).
+    one piece), the hidden layer before and after its GELU, and, with a clock, its scaled matrices. On a CPU, where all
+    loops are one function (whole_run.py), it keeps one mixed state, two gradients, with a clock four states before and
+    after α and γ instead of matrices, and the attention, which low_attention.py keeps in bfloat16 in any case, one
+    layer at a time in float32.
     """
     loops = min(spec.loops, spec.backprop_loops or spec.loops)
     rows, width, hidden = batch * tokens, spec.width, spec.hidden
-    clock = 4 * width**2 + 2 * width * hidden if spec.timestep in ("adaln", "free") else 0
+    whole = cpu and tokens <= LONGEST and spec.norm == "pre" and spec.checkpointing == "none"
+    clocked = spec.timestep in ("adaln", "free")
     attention = held = 0
-    if products and tokens <= LONGEST:
+    if whole or (cpu and size == 2 and tokens <= LONGEST):
         attention = batch * spec.heads * kept_attention(tokens, spec.causal)
-        held = 3 * 4 * batch * spec.heads * tokens * (min(BLOCK, tokens) if spec.causal else tokens)
-    layer = size * (rows * (7 * width + 2 * hidden + 2 * spec.heads) + clock + attention)
+        held = 4 * batch * spec.heads * tokens * (min(BLOCK, tokens) if spec.causal else tokens)
+    if whole:
+        states, matrices = (12 if clocked else 8) * width, 0
+    else:
+        states, matrices = 7 * width + 2 * spec.heads, (4 * width**2 + 2 * width * hidden) * clocked
+    layer = size * (rows * (states + 2 * hidden) + matrices + attention)
     state = 4 * rows * width
-    inside, states = {
+    inside, between = {
         "none": (loops * spec.layers * layer, 0),
         "loop": (spec.layers * layer, loops * state),
         "nested": (spec.layers * layer, 2 * math.isqrt(max(0, loops - 1)) * state + 2 * state),
     }[spec.checkpointing]
     read = len(spec.loss_loops(spec.loops)) * 4 * rows * (2 * spec.outputs + 2 * width)
-    return inside + states + held + read
+    return inside + between + held + read

@@ -1,4 +1,4 @@
-"""Attention of bfloat16 heads on a CPU, as matrix products with a backward pass of their own.
+"""Attention as matrix products with a backward pass of their own: on a CPU, for bfloat16 heads and short sequences.
 
 PyTorch's fused kernel turns bfloat16 blocks into float32 and back: at 84 tokens it takes twice as long as in float32,
 at 20 tokens ten times. As plain products bfloat16 is what the processor multiplies fastest. Scores, softmax and its
@@ -6,6 +6,7 @@ gradient are in float32, as the kernel has them; attention is kept in bfloat16. 
 the keys up to its end, so that little above the diagonal is computed. benchmarks/looped_step.py measures it.
 """
 
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -37,55 +38,72 @@ def products(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
 class _Products(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
+        shape, tokens = query.shape, query.shape[-2]
+        query, key, value = (x.reshape(-1, tokens, shape[-1]) for x in (query, key, value))
+        attention = [value.new_empty(len(value), stop - start, seen) for start, stop, seen in blocks(tokens, causal)]
+        out = torch.empty_like(value)
         with torch.autocast(query.device.type, enabled=False):  # it would make the float32 products bfloat16 again
-            return _forward(ctx, query, key, value, causal)
+            attend_blocks(query, key, value, causal, shape[-1] ** -0.5, attention, out)
+        ctx.save_for_backward(query, key, value, *attention)
+        ctx.shape, ctx.causal = shape, causal
+        return out.view(shape)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, *attention = ctx.saved_tensors
-        gradient, wide = gradients[0].reshape(query.shape), torch.promote_types(query.dtype, torch.float32)
-        to_query, to_key, to_value = torch.empty_like(query), key, value  # the latter two until the first block is done
-        for number in reversed(range(len(attention))):  # the last block sees every key, so it comes first
-            weights = attention[number]
-            rows, stop = slice(number * ctx.size, number * ctx.size + weights.shape[1]), weights.shape[2]
-            out = gradient[:, rows]
-            to_weights = torch.bmm(out, value[:, :stop].mT)
-            to_scores = torch._softmax_backward_data(to_weights.to(wide), weights.to(wide), -1, wide).to(query.dtype)
-            to_query[:, rows] = torch.bmm(to_scores, key[:, :stop])
-            part_key, part_value = torch.bmm(to_scores.mT, query[:, rows]), torch.bmm(weights.mT, out)
-            if number == len(attention) - 1:
-                to_key, to_value = part_key, part_value
-            else:
-                to_key[:, :stop] += part_key
-                to_value[:, :stop] += part_value
-        scale = ctx.shape[-1] ** -0.5
+        gradient, scale = gradients[0].reshape(query.shape), ctx.shape[-1] ** -0.5
+        to_query, to_key, to_value = backward_blocks(query, key, value, ctx.causal, attention, gradient)
         return to_query.mul_(scale).view(ctx.shape), to_key.mul_(scale).view(ctx.shape), to_value.view(ctx.shape), None
 
 
-def _forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
-    shape, tokens = query.shape, query.shape[-2]
-    scale, size = shape[-1] ** -0.5, BLOCK if causal else tokens
-    query, key, value = (x.reshape(-1, tokens, shape[-1]) for x in (query, key, value))
-    wide = torch.promote_types(query.dtype, torch.float32)
-    queries, keys = query.to(wide) * scale, key.to(wide)
-    attention, outs = [], []
+def blocks(tokens: int, causal: bool) -> Iterator[tuple[int, int, int]]:
+    """First query, end of queries and end of the keys that they see, of every block."""
+    size = BLOCK if causal else tokens
     for start in range(0, tokens, size):
         stop = min(start + size, tokens)
-        scores = torch.bmm(queries[:, start:stop], keys[:, : stop if causal else tokens].mT)
-        if causal:
-            later = torch.ones(stop - start, stop - start, dtype=torch.bool, device=query.device).triu(1)
-            scores[..., start:].masked_fill_(later, -torch.inf)
-        attention.append(torch.softmax(scores, -1).to(value.dtype))
-        outs.append(torch.bmm(attention[-1], value[:, : scores.shape[-1]]))
-    ctx.save_for_backward(query, key, value, *attention)
-    ctx.shape, ctx.size = shape, size
-    return (outs[0] if len(outs) == 1 else torch.cat(outs, 1)).view(shape)
+        yield start, stop, stop if causal else tokens
 
 
 def kept_attention(tokens: int, causal: bool) -> int:
-    """Entries of attention that `products` keeps for the backward pass, a head and sequence."""
-    if not causal:
-        return tokens**2
-    stops = [min(start + BLOCK, tokens) for start in range(0, tokens, BLOCK)]
-    return sum((stop - start) * stop for start, stop in zip(range(0, tokens, BLOCK), stops))
+    """Entries of attention that are kept for the backward pass, a head and sequence."""
+    return sum((stop - start) * seen for start, stop, seen in blocks(tokens, causal))
+
+
+def attend_blocks(query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float, attention: Sequence[Tensor],
+                  out: Tensor) -> None:  # fmt: skip
+    """softmax(scale query key^T) value of (heads, tokens, d) into `out`, and every block's softmax into `attention`."""
+    wide = torch.promote_types(query.dtype, torch.float32)
+    queries, keys = query.to(wide) * scale if scale != 1 else query.to(wide), key.to(wide)
+    for weights, (start, stop, seen) in zip(attention, blocks(query.shape[1], causal), strict=True):
+        scores = torch.bmm(queries[:, start:stop], keys[:, :seen].mT)
+        if causal:  # adding is quicker than masked_fill_
+            later = torch.full((stop - start, stop - start), -torch.inf, dtype=wide, device=query.device)
+            scores[..., start:] += later.triu_(1)
+        weights.copy_(torch.softmax(scores, -1, out=scores))
+        out[:, start:stop] = torch.bmm(weights, value[:, :seen])
+
+
+def backward_blocks(query: Tensor, key: Tensor, value: Tensor, causal: bool, attention: Sequence[Tensor],
+                    gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of scale * query, of key over scale, and of value, of that of the output (heads, tokens, d)."""
+    to_query, to_key, to_value = torch.empty_like(query), key, value  # the latter two until the first block is done
+    spans = list(blocks(query.shape[1], causal))
+    for number in reversed(range(len(spans))):  # the last block sees every key, so it comes first
+        weights, (start, stop, seen) = attention[number], spans[number]
+        out = gradient[:, start:stop]
+        to_scores = _to_scores(weights, torch.bmm(out, value[:, :seen].mT))
+        to_query[:, start:stop] = torch.bmm(to_scores, key[:, :seen])
+        part_key, part_value = torch.bmm(to_scores.mT, query[:, start:stop]), torch.bmm(weights.mT, out)
+        if number == len(spans) - 1:
+            to_key, to_value = part_key, part_value
+        else:
+            to_key[:, :seen] += part_key
+            to_value[:, :seen] += part_value
+    return to_query, to_key, to_value
+
+
+def _to_scores(weights: Tensor, to_weights: Tensor) -> Tensor:
+    """The gradient of the scores, computed in float32 at least; bfloat16 rows below 64 are quicker turned before."""
+    wide = torch.promote_types(weights.dtype, torch.float32) if weights.shape[-1] < 64 else weights.dtype
+    return torch._softmax_backward_data(to_weights.to(wide), weights.to(wide), -1, wide).to(weights.dtype)

@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from fixedformer.attention import Mask, attention_weights, resolve_mask, rotate
 from fixedformer.errors import SpecError
 from fixedformer.inputs import as_input, embed_rows
+from fixedformer.loop.branch_parts import Workspaces
 from fixedformer.loop.looped_parts import (
     Layer,
     Matrices,
@@ -34,7 +35,8 @@ from fixedformer.loop.looped_parts import (
     turned,
 )
 from fixedformer.loop.looped_spec import LoopedSpec
-from fixedformer.loop.low_attention import attend
+from fixedformer.loop.low_attention import LONGEST, attend
+from fixedformer.loop.whole_run import Plan, whole_run
 
 
 class LoopTrace(NamedTuple):
@@ -71,6 +73,7 @@ class LoopedTransformer(nn.Module):
             raise SpecError("give a LoopedSpec, or its fields by name, and not both")
         self.spec = spec = spec or LoopedSpec(**switches)
         self.loops = spec.loops
+        self._idle = Workspaces()
         draw = drawer(torch.Generator().manual_seed(seed), spec.deviation)
         width = spec.width
         self.embed = draw(spec.d_in, width, rows=width)
@@ -117,6 +120,8 @@ class LoopedTransformer(nn.Module):
         if wanted[0] < 1 or wanted[-1] > count:
             raise SpecError(f"loops are numbered from 1 to {count}, got {wanted}")
         rows = None if scored is None else scored.flatten().nonzero()[:, 0]
+        if rows is not None and len(rows) == X.shape[0] * X.shape[1]:  # every place, so nothing to choose
+            return self.readouts(X, mask, loops, which).flatten(1, 2)
         states = self._loop(self._given(self.embedded(X), X, mask, rows), count, set(wanted))
         if rows is not None:  # the last state holds these rows only already
             states = [*(select(state, rows) for state in states[:-1]), states[-1]]
@@ -184,8 +189,32 @@ class LoopedTransformer(nn.Module):
             first = max(0, count - back)
             with torch.no_grad():
                 *states, state = stretch(state, 0, first, 0)
+        if self._runs_whole(given):
+            return states + self._whole(state, given, raw, first, count, keep)
         levels = {"none": 0, "loop": 1, "nested": 2 if count - first <= 16 else 3}[self.spec.checkpointing]
         return states + stretch(state, first, count, levels if torch.is_grad_enabled() else 0)[:-1]
+
+    def _runs_whole(self, given: _Given) -> bool:
+        """Whether `whole_run` does what is left: a step on a CPU that keeps everything for its backward pass."""
+        plain = torch.is_grad_enabled() and not torch.compiler.is_compiling() and isinstance(given.allowed, bool)
+        fits = self.spec.norm == "pre" and self.spec.checkpointing == "none"
+        return plain and fits and given.embedded.device.type == "cpu" and given.embedded.shape[1] <= LONGEST
+
+    def _whole(
+        self, state: Tensor, given: _Given, raw: Tensor | None, first: int, count: int, keep: set[int]
+    ) -> list[Tensor]:
+        """The kept states of loops first + 1 .. count, by `whole_run`."""
+        alpha = gamma = None
+        if raw is not None and raw.shape[0] > 1:
+            alpha, gamma = 1 + raw[first:count, :, :2], raw[first:count, :, 2:]
+            layers = [layer.matrices(None, None) for layer in self.layers]  # type: ignore[operator]
+        else:
+            layers = self._matrices(raw, 0)
+        kept = frozenset(t - first for t in keep if t > first)
+        causal = bool(given.allowed)
+        plan = Plan(count - first, kept, self.spec.heads, causal, given.turn, given.rows, product_format(state))
+        injected = given.embedded if self.spec.injection == "add" else None
+        return whole_run(plan, self._idle, state, injected, alpha, gamma, layers)
 
     def _once(
         self, state: Tensor, given: _Given, matrices: list[Matrices], last: bool = False, seen: Any = None
@@ -300,9 +329,10 @@ class LoopedTransformer(nn.Module):
 
     def read(self, state: Tensor) -> Tensor:
         """Read-outs (..., d_out) of states (..., width)."""
+        matrix: Tensor = self.embed.mT if self.readout is None else self.readout
         if self.final_gain is not None:
-            state = normalise(state) * (1 + self.final_gain)
-        return state @ (self.embed.mT if self.readout is None else self.readout)
+            state, matrix = normalise(state, product_format(state)), (1 + self.final_gain)[:, None] * matrix
+        return state @ matrix
 
 
 def _again(function: Callable[..., Any], *arguments: Any) -> Any:
