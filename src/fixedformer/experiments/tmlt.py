@@ -84,7 +84,8 @@ def _table_2_paper(data: Path | None) -> list[Row]:
     for name, (layers, standard, numbers) in TABLE_2.items():
         task, _, length = name.rpartition("-") if name[-1].isdigit() else (name, "", "")
         options: dict[str, Any] = {"length": int(length)} if length else {}
-        options |= {"lcs": {"letters": 26}, "countdown": {"label": "first"}}.get(task, {})
+        own: dict[str, dict[str, Any]] = {"lcs": {"letters": 26}, "countdown": {"label": "first"}}
+        options |= own.get(task, {})
         if task == "sudoku" and data is not None:
             options = {"path": str(data), "limit": 3_100_000}
         size = sets.get(task, 1_000_000)
