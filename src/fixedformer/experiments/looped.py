@@ -10,8 +10,8 @@ from fixedformer.experiments.task_names import CAUSAL, build_task
 from fixedformer.loop.looped_spec import LoopedSpec
 from fixedformer.loop.low_attention import BLOCK, LONGEST, kept_attention
 from fixedformer.loop.transformer import LoopedTransformer
-from fixedformer.tasks.finite import FiniteSet, HeldOut
-from fixedformer.tasks.task import Task, Vectors
+from fixedformer.tasks.finite import FiniteSet, HeldOut, Reserved
+from fixedformer.tasks.task import Curriculum, Task, Vectors
 from fixedformer.training.fit import Schedule
 
 TAKEN = {"d_in", "d_out", "tokens"}  # switches that the task decides
@@ -23,8 +23,9 @@ class LoopedRecipe:
 
     task: a name of experiments/task_names.py, or a .jsonl or .csv file; options: that task's own fields, e.g.
     {"length": 40}. switches: fields of LoopedSpec but for those the task decides; causal is the task's unless given.
-    train_size: a training set of so many different sequences instead of fresh ones at every step, and nothing of it in
-    validation or test. seed: of parameters and data. test_count: sequences of the final test. compiled: torch.compile.
+    train_size: a training set of so many different sequences instead of fresh ones at every step. Nothing trained on is
+    in validation or test. seed: of parameters and data. test_count: sequences of the final test. compiled: by
+    torch.compile.
     """
 
     task: str = "edit-distance"
@@ -54,19 +55,27 @@ class LoopedRecipe:
         return cls(**{**rest, "schedule": Schedule(**body["schedule"])})
 
     @cached_property
+    def drawn(self) -> tuple[Task, Task]:
+        """The task and where its validation and test sequences come from, which may be the same."""
+        return build_task(self.task, self.options)
+
+    @cached_property
     def tasks(self) -> tuple[Task, Task]:
-        train, held_out = build_task(self.task, self.options)
+        train, held_out = self.drawn
         if self.train_size is None:
-            return train, held_out
+            endless = train is held_out and not isinstance(train, Vectors)  # no two draws of numbers are alike
+            return (Reserved(train, held_out=False), Reserved(train, held_out=True)) if endless else (train, held_out)
+        if isinstance(train, Curriculum) and train.at(0) is not train:
+            raise SpecError(f"{self.task} changes as training goes on: it has no set of fixed size (train_size)")
         finite = FiniteSet(train, self.train_size, self.seed)
-        return finite, HeldOut(finite)
+        return finite, HeldOut(finite, held_out)
 
     def build_tasks(self) -> tuple[Task, Task]:
-        """Where training sequences come from, and where those of validation and test do."""
+        """Where training sequences come from, and where those of validation and test do; none is in both."""
         return self.tasks
 
     def spec(self) -> LoopedSpec:
-        task = build_task(self.task, self.options)[0]
+        task = self.drawn[0]
         sizes: dict[str, Any] = {"d_in": len(task.vocabulary), "tokens": task.tokens}
         if isinstance(task, Vectors):
             sizes |= {"d_in": task.d_in, "d_out": 1}

@@ -1,17 +1,46 @@
-"""A training set of a fixed size, drawn once from a task; what is held out shares no sequence with it."""
+"""Parts of a task to train on and to test on, without a sequence in both."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from fixedformer.errors import SpecError
-from fixedformer.tasks.task import Array, Examples, Ids, Task
+from fixedformer.tasks.task import Array, Examples, Flags, Ids, Measured, Task
 
 TRIES = 20
+CHUNK = 100_000  # sequences drawn at once: a generator may take ten times the memory of what it returns
+
+
+class _OfTask:
+    """What a part of a task takes over from it."""
+
+    task: Task
+
+    @property
+    def name(self) -> str:
+        return self.task.name
+
+    @property
+    def vocabulary(self) -> tuple[str, ...]:
+        return self.task.vocabulary
+
+    @property
+    def tokens(self) -> int:
+        return self.task.tokens
+
+    def solve(self, inputs: list[int]) -> list[int]:
+        return self.task.solve(inputs)
+
+    def trivial_rules(self, examples: Examples) -> dict[str, float]:
+        return self.task.trivial_rules(examples)
+
+    def measures(self, examples: Examples, predictions: Array) -> dict[str, float]:
+        return self.task.measures(examples, predictions) if isinstance(self.task, Measured) else {}
 
 
 @dataclass(frozen=True, eq=False)
-class FiniteSet:
+class FiniteSet(_OfTask):
     """`size` different sequences of `task`, drawn with `seed`; `sample` draws rows with replacement.
 
     Raises SpecError where the task does not have so many different sequences.
@@ -29,7 +58,7 @@ class FiniteSet:
         parts: list[Examples] = []
         idle = 0  # draws in a row without anything new
         while len(seen) < self.size and idle < TRIES:
-            drawn = self.task.sample(max(self.size - len(seen), 64), generator)
+            drawn = self.task.sample(min(CHUNK, max(self.size - len(seen), 64)), generator)
             new = []
             for row, key in enumerate(_keys(drawn.inputs)):
                 if key not in seen and len(seen) < self.size:
@@ -46,33 +75,11 @@ class FiniteSet:
         object.__setattr__(self, "examples", whole)
         object.__setattr__(self, "_seen", seen)
 
-    @property
-    def name(self) -> str:
-        return self.task.name
-
-    @property
-    def vocabulary(self) -> tuple[str, ...]:
-        return self.task.vocabulary
-
-    @property
-    def tokens(self) -> int:
-        return self.task.tokens
-
     def sample(self, count: int, generator: np.random.Generator) -> Examples:
         rows = _rows(self.examples, generator.integers(0, self.size, count))
         if rows.values:
             return rows
         return Examples(rows.inputs.astype(np.int64), rows.labels.astype(np.int64), rows.scored)
-
-    def solve(self, inputs: list[int]) -> list[int]:
-        return self.task.solve(inputs)
-
-    def trivial_rules(self, examples: Examples) -> dict[str, float]:
-        return self.task.trivial_rules(examples)
-
-    def measures(self, examples: Examples, predictions: Array) -> dict[str, float]:
-        told: dict[str, float] = self.task.measures(examples, predictions) if hasattr(self.task, "measures") else {}
-        return told
 
     def knows(self, inputs: Array) -> list[bool]:
         """Which of these sequences are in the training set."""
@@ -81,42 +88,50 @@ class FiniteSet:
 
 
 @dataclass(frozen=True, eq=False)
-class HeldOut:
-    """Fresh sequences of a training set's task, less those that are in the set."""
+class HeldOut(_OfTask):
+    """Sequences of `task` less those that are in a training set."""
 
     train: FiniteSet
-
-    @property
-    def name(self) -> str:
-        return self.train.name
-
-    @property
-    def vocabulary(self) -> tuple[str, ...]:
-        return self.train.vocabulary
-
-    @property
-    def tokens(self) -> int:
-        return self.train.tokens
+    task: Task
 
     def sample(self, count: int, generator: np.random.Generator) -> Examples:
-        parts, found, idle = [], 0, 0
-        while found < count and idle < TRIES:
-            drawn = self.train.task.sample(max(count, 64), generator)
-            fresh = np.flatnonzero(~np.array(self.train.knows(drawn.inputs)))[: count - found]
-            parts.append(_rows(drawn, fresh))
-            found, idle = found + len(fresh), 0 if len(fresh) else idle + 1
-        if found < count:
-            raise SpecError(f"nothing of {self.name} is found outside of the training set; make it smaller")
-        return _joined(parts)
+        return _drawn(self, count, generator, lambda inputs: ~np.array(self.train.knows(inputs)))
 
-    def solve(self, inputs: list[int]) -> list[int]:
-        return self.train.solve(inputs)
 
-    def trivial_rules(self, examples: Examples) -> dict[str, float]:
-        return self.train.trivial_rules(examples)
+@dataclass(frozen=True, eq=False)
+class Reserved(_OfTask):
+    """Half of a task without end, so that nothing trained on is tested: a sixteenth of all sequences, told by a hash of
+    the sequence, is held out, the rest is for training."""
 
-    def measures(self, examples: Examples, predictions: Array) -> dict[str, float]:
-        return self.train.measures(examples, predictions)
+    task: Task
+    held_out: bool
+
+    def sample(self, count: int, generator: np.random.Generator) -> Examples:
+        return _drawn(
+            self, count, generator, lambda inputs: _hash(inputs) % 16 == 0 if self.held_out else _hash(inputs) % 16 > 0
+        )
+
+
+def _drawn(of: _OfTask, count: int, generator: np.random.Generator, fits: Callable[[Array], Flags]) -> Examples:
+    """`count` examples whose inputs fit, in the order they are drawn."""
+    parts, found, idle = [], 0, 0
+    while found < count and idle < TRIES:
+        drawn = of.task.sample(max(count, 64), generator)
+        fresh = np.flatnonzero(fits(drawn.inputs))[: count - found]
+        parts.append(_rows(drawn, fresh))
+        found, idle = found + len(fresh), 0 if len(fresh) else idle + 1
+    if found < count:
+        raise SpecError(f"nothing of {of.name} is left to be held out of training; make the training set smaller")
+    return _joined(parts)
+
+
+def _hash(inputs: Array) -> Ids:
+    """A number 0 .. 2^31 - 1 of each sequence of ids, the same everywhere."""
+    odd = np.random.default_rng(31).integers(1, 2**63, inputs.shape[1], dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+    mixed = (inputs.astype(np.uint64) * odd).sum(1, dtype=np.uint64)
+    mixed ^= mixed >> np.uint64(29)
+    found: Ids = ((mixed * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(33)).astype(np.int64)
+    return found
 
 
 def _keys(inputs: Array) -> list[bytes]:
