@@ -15,6 +15,7 @@ _HOME = {
     "CapacityError": "errors",
     "CertificateError": "errors",
     "StorageError": "errors",
+    "DivergedError": "errors",
     "Check": "certificate",
     "Certificate": "certificate",
     "TargetSpec": "target",
@@ -97,7 +98,14 @@ if TYPE_CHECKING:
     from fixedformer.embedding.shared_attention import SharedAttentionMachine, lower_bound
     from fixedformer.embedding.sparse import SparseMachine
     from fixedformer.embedding.widths import widths
-    from fixedformer.errors import CapacityError, CertificateError, FixedformerError, SpecError, StorageError
+    from fixedformer.errors import (
+        CapacityError,
+        CertificateError,
+        DivergedError,
+        FixedformerError,
+        SpecError,
+        StorageError,
+    )
     from fixedformer.files import load_target, save_target
     from fixedformer.imports import from_hf, from_torch, from_tracr, from_transformer_lens
     from fixedformer.inputs import one_hot
@@ -125,6 +133,7 @@ __all__ = [
     "CertificateError",
     "Check",
     "Decompiled",
+    "DivergedError",
     "FixedformerError",
     "FrozenBlocks",
     "FrozenMachine",

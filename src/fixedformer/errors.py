@@ -17,5 +17,9 @@ class CertificateError(FixedformerError):
     """A certificate that was required to hold does not."""
 
 
+class DivergedError(FixedformerError):
+    """Training came to a loss that is no number."""
+
+
 class StorageError(FixedformerError):
     """A file that is corrupt, foreign, of another kind, or that cannot be written."""

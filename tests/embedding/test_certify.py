@@ -210,3 +210,13 @@ def test_softmax_moves_by_at_most_twice_tanh():
         reached = (two.softmax(-1) - (-two).softmax(-1)).abs().sum()
         worst = max(worst, float(reached / limit))
     assert worst == pytest.approx(1.0, abs=1e-12)
+
+
+@pytest.mark.parametrize("machine", [ff.RandomMachine, ff.SparseMachine])
+def test_a_float32_target_and_a_float64_program(machine):
+    """PyTorch's usual weights: judged by what they say, not by the roundings of their own float32 forward pass."""
+    spec = ff.TargetSpec(heads=2, layers=2, d_in=8, d_head=4, residual=True, positions="rotary")
+    target = ff.Target.random(spec, seed=0).to(torch.float32)
+    fixed = machine(spec, seed=0, dtype=torch.float64) if machine is ff.RandomMachine else machine(spec)
+    certificate = fixed.certify(fixed.compile(target), target)
+    assert certificate.holds, str(certificate)

@@ -311,3 +311,11 @@ def test_what_cancels_is_not_a_dimension(residual):
         assert small.report.error <= 1e-9
         same_function(machine, program, small, 1e-9)
         assert ff.same_program(small, target)
+
+
+def test_a_loose_tolerance_is_not_called_exact():
+    spec = ff.TargetSpec(heads=2, layers=1, d_in=6, d_head=3)
+    loose = str(ff.shrink(ff.Target.random(spec, seed=0), tolerance=0.5).report)
+    assert "which the tolerance allowed" in loose
+    assert "so not equal" in loose
+    assert "exactly" not in loose

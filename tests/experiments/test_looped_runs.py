@@ -139,7 +139,7 @@ def test_train_command(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    (["lcs", "--model", "standard", "--loops", "3"], "has --layers, no --loops"),
+    (["lcs", "--model", "standard", "--loops", "3"], "has --layers and nothing looped: leave out --loops"),
     (["lcs", "--loops", "3"], "need --model looped"),
     (["lcs", "--model", "looped", "-O", "length"], "takes name=value"),
     (["lcs", "--model", "looped", "-O", "size=3"], "lcs has no option size"),
@@ -281,11 +281,50 @@ def test_recipe_refuses(changes, message):
         LoopedRecipe(**changes)
 
 
-def test_an_option_of_the_wrong_type_is_one_clear_line(tmp_path, capsys):
-    with pytest.raises(ff.SpecError, match="lcs cannot be made with letters=x: an option has the wrong type"):
-        build_task("lcs", {"letters": "x"})
-    assert main(["train", "lcs", "--model", "looped", "-O", "letters=x", "-o", str(tmp_path / "run")]) == 2
-    assert "an option has the wrong type" in capsys.readouterr().err
+@pytest.mark.parametrize(("task", "option", "message"), [
+    ("lcs", "letters=x", "option letters must be of type int, got 'x'"),
+    ("edit-distance", "length=5.5", "option length must be of type int, got 5.5"),
+    ("edit-distance", "costs=1,2", "costs are three whole numbers"),
+    ("edit-distance", "letters=2", "3 letters or more"),
+    ("countdown", "numbers=9.5", "must be of type int"), ("countdown", "label=last", "label must be drawn or first"),
+    ("dyck", "pairs=0", "pairs must be at least 1"), ("dyck", "everywhere=3", "must be of type bool"),
+    ("1-hop", "characters=1", "needed 2..26 characters"), ("1-hop", "hops=3", "leave the option hops out"),
+    ("language", "block=12.5", "must be of type int"), ("sudoku", "clues=50.5", "must be of type int"),
+])  # fmt: skip
+def test_an_option_that_does_not_fit_is_one_clear_line(task, option, message, tmp_path, capsys):
+    assert main(["train", task, "--model", "looped", "-O", option, "-o", str(tmp_path / "run")]) == 2
+    assert message in capsys.readouterr().err
+
+
+def own_file(path, rows):
+    path.write_text("".join(f'{{"tokens": ["{i}", "b"], "labels": [null, "{i % 3}"]}}\n' for i in range(rows)))
+    return str(path)
+
+
+def test_a_run_knows_its_data_file(tmp_path, capsys):
+    """Another file under the same name: neither gone on with, nor evaluated."""
+    data, run = own_file(tmp_path / "own.jsonl", 40), str(tmp_path / "run")
+    command = ["train", data, "--model", "looped", "--loops", "2", *FLAGS, "-o", run]
+    assert main(command) == 0
+    assert main(["evaluate", run, "--loops", "2"]) == 0
+    own_file(tmp_path / "own.jsonl", 41)
+    for again in (command, ["evaluate", run, "--loops", "2"]):
+        capsys.readouterr()
+        assert main(again) == 2
+        assert "no longer the one it was trained on" in capsys.readouterr().err
+
+
+def test_an_output_never_replaces_an_input(tmp_path, capsys):
+    data = own_file(tmp_path / "own.jsonl", 40)
+    assert main(["train", data, "-o", data]) == 2
+    assert "would be lost" in capsys.readouterr().err
+    assert (tmp_path / "own.jsonl").read_text().count("tokens") == 40
+
+
+def test_a_diverged_run_says_so(tmp_path, capsys):
+    command = ["train", "lcs", "--model", "looped", "--loops", "2", *FLAGS, "--rate", "1e30", "-o", str(tmp_path / "r")]
+    assert main(command) == 2
+    assert "training has diverged" in capsys.readouterr().err
 
 
 def test_evaluate_names_what_is_missing(tmp_path, capsys):

@@ -59,6 +59,19 @@ def test_the_estimate_is_near(bench, checkpointing, timestep, low, tokens, causa
     assert 0.5 < kept_bytes(model.spec, 16, tokens, 2 if low else 4, cpu=True) / measured < 2
 
 
+@pytest.mark.parametrize(("vocabulary", "scored", "changes"), [
+    (8000, 0, {}), (8000, 0, {"checkpointing": "nested"}), (40, 1, {"loss_over": "all"}),
+    (40, 1, {"loss_over": "all", "checkpointing": "nested"}), (40, 0, {"injection": "add", "backprop_loops": 2}),
+])  # fmt: skip
+def test_the_estimate_sees_read_outs_and_truncation(bench, vocabulary, scored, changes):
+    size = bench.Size(vocabulary, 64, 4, 12, 16, 32, False, scored)
+    X, labels = bench.data(size)
+    model = bench.ours_of(size, False, **changes)
+    measured = bench.saved_bytes(model, X, labels)
+    told = kept_bytes(model.spec, 16, 32, 4, cpu=True, scored=(scored or 32) / 32)
+    assert 1 / 1.6 < told / measured < 1.6
+
+
 def test_the_plain_model_is_ours_without_timesteps(bench):
     """Same weights, same loss: the benchmark's two sides compute one thing."""
     size = bench.Size(11, 16, 2, 3, 4, 6, True, 2)

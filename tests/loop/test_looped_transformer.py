@@ -181,6 +181,8 @@ def test_gradients_in_bfloat16_follow_float32(timestep, causal, positions):
     ({"backprop_loops": 2, "injection": "none"}, "needs injection 'add'"),
     ({"backprop_loops": 2, "loss_over": "all"}, "the loss looks at 3 loops, gradients reach 2"),
     ({"loss_over": 0}, "loss_over must be"), ({"loss_over": "some"}, "loss_over must be"),
+    ({"mlp_width": 0}, "mlp_width must be at least 1"), ({"d_out": -2}, "d_out must be at least 1"),
+    ({"loss_over": 1.5}, "loss_over must be"), ({"deviation": -1.0}, "deviation must be positive"),
     ({"width": 6, "heads": 2, "positions": "rotary"}, "an even number of channels"),
 ])  # fmt: skip
 def test_spec_refuses(changes, message):
@@ -201,3 +203,27 @@ def test_inputs_are_refused():
             model(X)
     with pytest.raises(ff.SpecError, match="and not both"):
         LoopedTransformer(LoopedSpec(d_in=3), width=8)
+
+
+@pytest.mark.parametrize("loops", [0, -1])
+def test_loops_below_one_are_refused_everywhere(loops):
+    model, X = model_of({}), torch.zeros(1, 3, dtype=torch.long)
+    for call in (model, model.trace, model.states, lambda X, loops: model.final_state(model.embedded(X), loops=loops)):
+        with pytest.raises(ff.SpecError, match="loops must be at least 1"):
+            call(X, loops=loops)
+
+
+def test_a_mask_and_causal_leave_no_row_empty():
+    model, X = model_of({"causal": True}), torch.zeros(1, 3, dtype=torch.long)
+    mask = torch.ones(3, 3, dtype=torch.bool)
+    mask[0, 0] = False  # sees later tokens only, which causal takes away
+    with pytest.raises(ff.SpecError, match="attend to nothing"):
+        model(X, mask)
+
+
+@pytest.mark.parametrize("positions", ["none", "learned", "sinusoidal", "rotary"])
+def test_vectors_keep_a_float32_state_under_autocast(positions):
+    model = LoopedTransformer(**{**BASE, "positions": positions})
+    X = torch.randn(2, 4, 7, generator=torch.Generator().manual_seed(0))
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model.states(X).dtype == torch.float32

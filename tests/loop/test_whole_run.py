@@ -11,13 +11,13 @@ from fixedformer.loop.branch_parts import Workspace
 from fixedformer.loop.low_attention import BLOCK, LONGEST
 from fixedformer.loop.transformer import LoopedTransformer
 
-BASE = {"d_in": 9, "width": 16, "heads": 2, "loops": 4, "tokens": BLOCK + 6}
+BASE = {"d_in": 9, "width": 24, "heads": 2, "loops": 4, "tokens": BLOCK + 6}
 SWITCHES = [
     {}, {"injection": "none"}, {"biases": True}, {"timestep": "adaln"}, {"timestep": "free", "loss_over": "all"},
     {"timestep": "constant", "biases": True}, {"norm_gain": False, "causal": True}, {"positions": "rotary"},
     {"positions": "rotary", "causal": True, "timestep": "adaln", "biases": True, "layers": 2, "loss_over": 2},
-    {"layers": 3, "mlp_width": 7, "injection": "none", "loops": 1}, {"backprop_loops": 2, "timestep": "adaln"},
-    {"layers": 2, "backprop_loops": 3, "loss_over": 2, "causal": True}, {"tied": True, "mlp_width": 40},
+    {"layers": 3, "mlp_width": 60, "injection": "none", "loops": 1}, {"backprop_loops": 2, "timestep": "adaln"},
+    {"layers": 2, "backprop_loops": 3, "loss_over": 2, "causal": True}, {"tied": True, "mlp_width": 70},
 ]  # fmt: skip
 
 
@@ -69,7 +69,7 @@ def test_it_is_the_operations_one_by_one(changes, places, monkeypatch):
     torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-12)
     assert ours.keys() == theirs.keys()
     for name in ours:
-        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-10, atol=1e-11, msg=name)
+        assert (ours[name] - theirs[name]).norm() <= 1e-11 * theirs[name].norm() + 1e-13, name
 
 
 @pytest.mark.parametrize("changes", [{}, {"timestep": "adaln", "causal": True, "positions": "rotary", "layers": 2}])
@@ -91,7 +91,7 @@ def test_bfloat16_is_about_as_exact_as_one_by_one(changes, monkeypatch):
 
 def test_states_and_inputs_have_their_gradients(monkeypatch):
     model = model_of({"injection": "add"})
-    embedded = torch.randn(2, 5, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    embedded = torch.randn(2, 5, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
     X, _ = data(2, 5)
     found = []
     for _ in range(2):
@@ -153,12 +153,13 @@ def test_copies_and_pickles_leave_the_memory_out():
 
 
 @pytest.mark.parametrize(("changes", "how"), [
-    ({}, "mask"), ({}, "no_grad"), ({"checkpointing": "loop"}, ""), ({"norm": "none"}, ""), ({}, "long"),
+    ({}, "mask"), ({}, "no_grad"), ({"heads": 12}, "heads"), ({"checkpointing": "loop"}, ""), ({"norm": "none"}, ""),
+    ({}, "long"),
 ])  # fmt: skip
 def test_what_it_leaves_to_the_operations(changes, how, monkeypatch):
     calls = taken(monkeypatch)
     model = model_of({**changes, "positions": "none"})
-    X, _ = data(1, LONGEST + 1 if how == "long" else 8)
+    X, _ = data(1, {"long": LONGEST + 1, "heads": 60}.get(how, 8))  # much attention in float64
     mask = torch.ones(8, 8, dtype=torch.bool).tril() if how == "mask" else None
     with torch.set_grad_enabled(how != "no_grad"):
         assert model(X, mask).isfinite().all()

@@ -64,7 +64,7 @@ def test_a_finite_set_keeps_what_the_task_holds_out(task, options):
 @pytest.mark.parametrize("task", ["edit-distance", "lcs", "dyck", "1-hop"])
 def test_what_is_tested_was_never_trained_on(task):
     """On tasks small enough that fresh draws would meet again."""
-    options = {"edit-distance": {"length": 3, "letters": 3}, "lcs": {"length": 4, "letters": 2}, "dyck": {"pairs": 6},
+    options = {"edit-distance": {"length": 4, "letters": 3}, "lcs": {"length": 4, "letters": 2}, "dyck": {"pairs": 6},
                "1-hop": {"tokens": 9, "characters": 3}}[task]  # fmt: skip
     plain = build_task(task, options)[0].sample(3000, np.random.default_rng(1)).inputs
     train, held_out = LoopedRecipe(task, options).build_tasks()

@@ -7,6 +7,7 @@ import pytest
 
 import fixedformer as ff
 from fixedformer.tasks.own import OwnData
+from fixedformer.tasks.task import Examples
 
 
 def jsonl(path, rows):
@@ -63,7 +64,7 @@ def test_sampling_is_seeded(tmp_path):
         ('{"tokens": [], "labels": []}\n', "holds no token"),
         ('{"tokens": ["<pad>"], "labels": ["a"]}\n', "is taken"),
         ('{"tokens": ["a"], "labels": ["a"]}\n', "needs at least two different sequences"),
-        ('{"tokens": ["a"], "labels": [null]}\n{"tokens": ["b"], "labels": [null]}\n', "part has no scored label"),
+        ('{"tokens": ["a"], "labels": [null]}\n{"tokens": ["b"], "labels": [null]}\n', "has no scored label"),
     ],
 )
 def test_bad_lines(tmp_path, text, message):
@@ -81,3 +82,19 @@ def test_bad_files(tmp_path):
     (tmp_path / "d.csv").write_text("a,b\n1,2\n")
     with pytest.raises(ff.SpecError, match="needed a header with the columns tokens and labels"):
         OwnData.read(tmp_path / "d.csv")
+
+
+def test_validation_and_test_have_a_half_each(tmp_path):
+    """Of what is held out; no row without a label is among them, and a sequence that comes twice is in one half."""
+    lines = [{"tokens": [str(i), str(i % 7)], "labels": [None, str(i % 3)]} for i in range(100)]
+    lines += [*lines[:50], {"tokens": ["7", "7"], "labels": [None, None]}]
+    path = tmp_path / "own.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    train, held_out = OwnData.read(path)
+    assert train.examples.scored.any(1).all()
+    halves = [{row.tobytes() for row in held_out.half(which).examples.inputs} for which in range(2)]
+    assert not halves[0] & halves[1]
+    assert halves[0] | halves[1] == {row.tobytes() for row in held_out.examples.inputs}
+    assert abs(len(halves[0]) - len(halves[1])) <= 1
+    alone = OwnData("one", held_out.vocabulary, Examples(*(x[:1] for x in vars(held_out.examples).values())))
+    assert all(len(alone.half(which).examples.inputs) == 1 for which in range(2))

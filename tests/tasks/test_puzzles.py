@@ -163,3 +163,24 @@ def test_countdown_refuses(options, message):
 def test_sudoku_refuses():
     with pytest.raises(ff.SpecError, match=r"17\.\.80 clues"):
         Sudoku.generated(clues=10)
+
+
+def test_countdown_labels_the_first_way():
+    """The label of the same problem is always the same, right, and no earlier way hits."""
+    task = Countdown(numbers=9, high=20, largest=30, label="first")
+    drawn = task.sample(200, np.random.default_rng(0))
+    for given, label in zip(drawn.inputs.tolist(), drawn.labels.tolist()):
+        assert task.right(given, label[5:20])
+        hits = np.flatnonzero(results(np.array([given[:4]]), 30)[0] == given[4])
+        flat = [x for high, sign, low, result in equations(given[:4], int(hits[0])) for x in (high, sign, low, result)]
+        names = [task.vocabulary[token] for token in label[5:20]]
+        assert [name for name in names if name != "="] == [str(x) for x in flat]
+
+
+def test_a_sudoku_that_comes_again_is_on_one_side(tmp_path):
+    one, _ = Sudoku.generated(pool=3, clues=40)
+    texts = [["".join(map(str, grid)) for grid in grids] for grids in (one.puzzles, one.solved)]
+    lines = [f"{puzzle},{solved}" for puzzle, solved in zip(*texts)]
+    (tmp_path / "s.csv").write_text("puzzle,solution\n" + "\n".join(lines * 7) + "\n")
+    train, held_out = Sudoku.read(tmp_path / "s.csv")
+    assert not {row.tobytes() for row in train.puzzles} & {row.tobytes() for row in held_out.puzzles}

@@ -86,3 +86,12 @@ def test_schedules_that_end_above_zero():
     assert Schedule(betas=[0.9, 0.95]).betas == (0.9, 0.95)
     with pytest.raises(ff.SpecError, match="final_rate must lie in 0"):
         Schedule(rate=1.0, final_rate=2.0)
+
+
+@pytest.mark.parametrize(("changes", "message"), [
+    ({"decay": "cosin"}, "decay must be"), ({"precision": "bf16"}, "precision must be"), ({"stop_at": 2.0}, "stop_at"),
+    ({"betas": (0.9,)}, "two numbers"), ({"weight_decay": -1.0}, "weight_decay"),
+])  # fmt: skip
+def test_schedules_refuse_what_they_would_not_do(changes, message):
+    with pytest.raises(ff.SpecError, match=message):
+        Schedule(**changes)

@@ -55,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in tokens
     if debug:
         tokens.remove("--debug")
+    if lost := _overwritten(tokens):
+        return _fail(f"-o {lost} is one of the inputs, which would be lost; name another file", debug=False)
     try:
         status = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
@@ -67,6 +69,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted", debug)
     return status if isinstance(status, int) else 0
+
+
+def _overwritten(tokens: Sequence[str]) -> str | None:
+    """The file named by -o, where another argument names it too."""
+    for place, token in enumerate(tokens[:-1]):
+        if token in ("-o", "--out") and os.path.isfile(out := tokens[place + 1]):
+            others = [*tokens[:place], *tokens[place + 2 :]]
+            if any(os.path.isfile(other) and os.path.samefile(other, out) for other in others):
+                return out
+    return None
 
 
 def _fail(message: str, debug: bool) -> int:

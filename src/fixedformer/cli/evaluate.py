@@ -11,7 +11,7 @@ from fixedformer.cli.train import device_named
 from fixedformer.errors import SpecError, StorageError
 from fixedformer.experiments.evaluate import as_json, at_loops, probe_loops
 from fixedformer.experiments.looped import LoopedRecipe
-from fixedformer.experiments.run import read_recipe
+from fixedformer.experiments.run import read_recipe, same_data
 from fixedformer.loop.looped_files import load_looped
 from fixedformer.plots import loops_picture
 from fixedformer.storage import write_atomic
@@ -25,7 +25,7 @@ def evaluate(
     plot: Path | None = None,
     json: bool = False,
     device: str = "auto",
-    threads: int | None = None,
+    threads: Count | None = None,
 ) -> int:
     """Accuracy of a trained looped model by number of loops, on test sequences; with --plot, probed after each loop.
 
@@ -49,6 +49,7 @@ def evaluate(
         raise SpecError(f"{folder} holds a run of a fixed machine; evaluate reads looped models")
     if not (folder / "model.safetensors").exists():
         raise SpecError(f"{folder} holds no finished run; go on with it first: fixedformer train with the same flags")
+    same_data(folder, recipe)
     model, place = load_looped(folder / "model.safetensors"), device_named(device)
     further = 1 if model.spec.timestep == "free" else 2  # free parameters end at the last trained loop
     usual = sorted({max(1, model.loops // 2), model.loops, further * model.loops})

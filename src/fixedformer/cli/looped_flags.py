@@ -64,8 +64,10 @@ class LoopedFlags:
             given["loss_over"] = int(self.loss_over) if self.loss_over.isdigit() else self.loss_over
         found = switches_of(self.setting) | {name: value for name, value in given.items() if value is not None}
         if model == "standard":
-            if self.loops is not None or self.timestep is not None:
-                raise SpecError("a standard transformer has --layers, no --loops and no --timestep")
+            for flag in ("loops", "timestep", "injection", "loss_over", "backprop_loops"):
+                if getattr(self, flag) is not None:
+                    name = flag.replace("_", "-")
+                    raise SpecError(f"a standard transformer has --layers and nothing looped: leave out --{name}")
             found |= {"layers": found.get("layers", 6), "loops": 1, "injection": "none"}
         return found
 

@@ -8,6 +8,7 @@ from typing import Annotated, cast
 import torch
 from cyclopts import Parameter
 
+from fixedformer.cli.options import Count
 from fixedformer.cli.train import device_named, follow
 from fixedformer.errors import CapacityError, SpecError, StorageError
 from fixedformer.experiments import reproduce as work
@@ -32,7 +33,7 @@ def reproduce(
     seed: int | None = None,
     data: Path | None = None,
     device: str = "auto",
-    threads: int | None = None,
+    threads: Count | None = None,
 ) -> int:
     """Reproduce a table or figure of a paper into a folder that can be gone on with.
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from fixedformer.cli.looped_flags import LoopedFlags, looped_recipe
-from fixedformer.cli.options import Seed
+from fixedformer.cli.options import Count, Seed
 from fixedformer.errors import SpecError
 from fixedformer.experiments.looped import LoopedRecipe
 from fixedformer.experiments.recipes import paper_recipe
@@ -60,7 +60,7 @@ def train(
     stop_at: float | None = None,
     precision: Literal["float32", "bfloat16"] | None = None,
     device: str = "auto",
-    threads: int | None = None,
+    threads: Count | None = None,
     flags: LoopedFlags = NO_FLAGS,
 ) -> int:
     """Train a fixed machine's program (its embedding E, and U), a full target, or a looped transformer, on TASK.

@@ -164,7 +164,9 @@ def _measure(
     limits: tuple[Consequence, float, float | None],
     scope: str,
 ) -> list[Check]:
-    """Attention and outputs of one engine against the target's own forward pass."""
+    """Attention and outputs of one engine against the target's own forward pass, in the wider format of the two: what a
+    float32 target computes in float32 is not what its weights say to float64's last digit."""
+    target = target.to(torch.promote_types(target.dtype, program.dtype))
     allowed, roundoff, tolerance = limits
     attention, output, largest, count = 0.0, 0.0, 0.0, 0
     if engine == "dense":

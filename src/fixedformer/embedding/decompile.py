@@ -37,6 +37,8 @@ from fixedformer.errors import SpecError
 from fixedformer.inputs import finite
 from fixedformer.target import Card, Target
 
+EXACT = 1e-5  # relative: rounding, of float32 programs too
+
 Progress = Callable[[DistilStep], None]
 
 
@@ -77,8 +79,10 @@ class DecompileReport:
         return max(width for layer in self.value_widths for width in layer)
 
     def __str__(self) -> str:
+        exact = self.error <= EXACT
+        how = "exactly" if exact else f"but for {self.error:.1e}, which the tolerance allowed"
         lines = [f"width        {self.source_width} -> {self.exact_width}"
-                 + (f" exactly -> {self.width} truncated" if self.truncation else ", exactly")]  # fmt: skip
+                 + (f" {how} -> {self.width} truncated" if self.truncation else f", {how}")]  # fmt: skip
         for at, cut in enumerate(self.cuts):
             kept = "nothing" if cut.smallest_kept is None else f"{cut.smallest_kept:.1e}"
             dropped = "nothing" if cut.largest_dropped is None else f"{cut.largest_dropped:.1e}"
@@ -87,7 +91,8 @@ class DecompileReport:
         values = f"value width  {self.d_value}"
         if self.d_value > self.d_head:
             values += f", wider than queries and keys ({self.d_head}): no target with d_value = d_head shows the same"
-        which = "equal for one-hot tokens only" if self.gauge == "tokens" else "equal for all inputs"
+        which = "for one-hot tokens only" if self.gauge == "tokens" else "for all inputs"
+        which = f"equal {which}" if exact else "so not equal: give a smaller tolerance"
         lines += [values, f"error        {self.error:.1e} before any truncation, relative; {which}"]
         if self.truncation is not None:
             cut_off = self.truncation

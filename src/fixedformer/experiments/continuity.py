@@ -1,7 +1,9 @@
 """The probe of appendix D: how far outputs move when inputs move a little, and how well the text was memorised.
 
 The paper gives no formula. Here the coefficient of a sequence is ‖ΔH‖ / ‖ΔE‖ for its embedding E (after the read-in,
-positions included) and final state H, with ΔE Gaussian of a hundredth of ‖E‖: mean and largest over sequences.
+positions included) and final state H, with ΔE Gaussian of a hundredth of ‖E‖: mean and largest over sequences. It
+grows with the size of H, which the last norm divides out; so beside it stand the same of relative changes,
+(‖ΔH‖ / ‖H‖) / (‖ΔE‖ / ‖E‖), and that of the read-outs in H's place: how much of what the model says is moved.
 """
 
 import json
@@ -25,12 +27,15 @@ SEQUENCES, RELATIVE = 200, 0.01
 
 @dataclass(frozen=True)
 class Continuity:
-    """Mean and largest coefficient over `sequences` sequences, perturbations of `relative` the embedding's norm."""
+    """Mean and largest coefficient over `sequences` sequences, perturbations of `relative` the embedding's norm; means
+    of the coefficients of relative changes, of the state and of the read-outs."""
 
     mean: float
     largest: float
     sequences: int
     relative: float
+    of_state: float
+    of_readouts: float
 
 
 @torch.no_grad()
@@ -40,8 +45,13 @@ def continuity(model: LoopedTransformer, inputs: Tensor, relative: float = RELAT
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(embedded.shape, generator=generator, dtype=embedded.dtype).to(embedded.device)
     noise *= relative * _norms(embedded)[:, None, None] / _norms(noise)[:, None, None]
-    moved = _norms(model.final_state(embedded + noise) - model.final_state(embedded)) / _norms(noise)
-    return Continuity(float(moved.mean()), float(moved.max()), len(inputs), relative)
+    states = [model.final_state(start) for start in (embedded, embedded + noise)]
+    moved = _norms(states[1] - states[0]) / _norms(noise)
+    of_state, of_readouts = (
+        float((_norms(after - before) / _norms(before) / relative).mean())
+        for before, after in (states, [model.read(state) for state in states])
+    )
+    return Continuity(float(moved.mean()), float(moved.max()), len(inputs), relative, of_state, of_readouts)
 
 
 def _norms(x: Tensor) -> Tensor:
@@ -60,7 +70,8 @@ def probe_run(run: Run) -> None:
     trainer = Trainer(model, train, run.recipe.schedule, run.recipe.seed, None, run.device, held_out)
     found = continuity(model, torch.from_numpy(examples.inputs).to(run.device))
     body = {"memorisation": trainer.evaluate(examples).loss, "mean": found.mean, "largest": found.largest,
-            "sequences": found.sequences, "relative": found.relative}  # fmt: skip
+            "sequences": found.sequences, "relative": found.relative, "of_state": found.of_state,
+            "of_readouts": found.of_readouts}  # fmt: skip
     write_atomic(path, json.dumps(body, indent=2).encode())
 
 
@@ -68,8 +79,9 @@ def probe_lines(rows: list[Row], folder: Path) -> list[str]:
     """The probe's own small table, in Markdown, of the runs that have one."""
     lines = [
         f"Loss on the text trained on (nats a token) and ‖ΔH‖/‖ΔE‖ at noise {RELATIVE:g} ‖E‖; the paper's 4.32 -> 4.18",
-        "and 130.6 -> 21.5 are of WikiText-103 models and of a coefficient that it does not define.", "",
-        "| model | memorisation | continuity, mean | largest |", "|---|---|---|---|",
+        "and 130.6 -> 21.5 are of WikiText-103 models and of a coefficient that it does not define. It grows with ‖H‖,",
+        "which the last norm divides out; relative: (‖ΔH‖/‖H‖)/(‖ΔE‖/‖E‖), and the same of the read-outs.", "",
+        "| model | memorisation | continuity, mean | largest | relative | of read-outs |", "|---|---|---|---|---|---|",
     ]  # fmt: skip
     for row in rows:
         for recipe in row.recipes:
@@ -78,6 +90,6 @@ def probe_lines(rows: list[Row], folder: Path) -> list[str]:
                 found: dict[str, Any] = json.loads(path.read_text())
                 lines.append(
                     f"| {row.variant}, seed {recipe.seed} | {found['memorisation']:.3f} | {found['mean']:.2f} | "
-                    f"{found['largest']:.2f} |"
+                    f"{found['largest']:.2f} | {found['of_state']:.2f} | {found['of_readouts']:.2f} |"
                 )
     return lines

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fixedformer.capacity import require_memory
 from fixedformer.errors import SpecError
 from fixedformer.experiments.looped import LoopedRecipe
 from fixedformer.loop.transformer import LoopedTransformer
@@ -15,7 +16,8 @@ from fixedformer.tasks.task import Examples, Measured
 from fixedformer.training.fit import TEST, Trainer
 
 RIDGE = 1e-3  # of the linear probe, relative to the mean square of the states
-PROBED = 2000  # sequences for the linear probe to be fitted on; as many others judge it
+PROBED = 2000  # sequences for the linear probe to be fitted on, at most; as many others judge it
+PLACES = 20_000  # scored places that are enough for it
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ def at_loops(
         for number in loops:
             model.loops = number
             seen = trainer.evaluate(examples)
-            measures = train.measures(examples, seen.predictions) if isinstance(train, Measured) else {}
+            measures = held_out.measures(examples, seen.predictions) if isinstance(held_out, Measured) else {}
             found.append(AtLoops(number, seen.accuracy, seen.loss, measures))
     finally:
         model.loops = before
@@ -69,10 +71,14 @@ def probe_loops(
 ) -> LoopProbe:
     """Read the label off the states after every loop, at scored places of held-out sequences.
 
-    The linear read-out is ridge regression, on one-hot labels or on values; it is fitted on `count` sequences and
-    judged on as many others.
+    The linear read-out is ridge regression, on one-hot labels or on values; it is fitted on `count` sequences (fewer
+    where they have about 20,000 scored places) and judged on as many others. CapacityError where states do not fit.
     """
     task = recipe.build_tasks()[1]
+    places = max(1, int(task.sample(8, np.random.default_rng(0)).scored.sum(1).max()))
+    count = min(count, max(50, PLACES // places))
+    needed = 2 * 4 * count * places * recipe.spec().width * ((loops or model.loops) + 1)
+    require_memory(needed, "the states after every loop", "probe fewer sequences (--count)")
     halves = [task.sample(count, np.random.default_rng([recipe.seed, TEST, 10 + half])) for half in range(2)]
     fitted, judged = (_states(model.to(device), half, loops) for half in halves)
     labels = [torch.from_numpy(half.labels)[torch.from_numpy(half.scored)] for half in halves]

@@ -5,11 +5,14 @@ from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from fixedformer.errors import SpecError
 from fixedformer.experiments.task_names import CAUSAL, build_task
 from fixedformer.loop.looped_spec import LoopedSpec
 from fixedformer.loop.low_attention import BLOCK, LONGEST, kept_attention
 from fixedformer.loop.transformer import LoopedTransformer
+from fixedformer.loop.whole_run import runs_whole
 from fixedformer.tasks.finite import FiniteSet, HeldOut, Reserved
 from fixedformer.tasks.task import Curriculum, Task, Vectors
 from fixedformer.training.fit import Schedule
@@ -95,21 +98,26 @@ class LoopedRecipe:
         """What one training step keeps for its backward pass, about (see `kept_bytes`)."""
         size = 2 if self.schedule.precision == "bfloat16" else 4
         spec = self.spec()
-        return kept_bytes(spec, self.schedule.batch, spec.tokens, size, device == "cpu")
+        task = self.drawn[0]  # at its last step, where it is longest
+        task = task.at(self.schedule.steps) if isinstance(task, Curriculum) else task
+        scored = float(task.sample(8, np.random.default_rng(0)).scored.mean())
+        return kept_bytes(spec, self.schedule.batch, spec.tokens, size, device == "cpu", scored)
 
 
-def kept_bytes(spec: LoopedSpec, batch: int, tokens: int, size: int = 4, cpu: bool = False) -> int:
+def kept_bytes(spec: LoopedSpec, batch: int, tokens: int, size: int = 4, cpu: bool = False,
+               scored: float = 1.0) -> int:  # fmt: skip
     """Bytes kept for the backward pass, about: `size` bytes an entry inside a layer, 4 in states and read-outs.
 
     A layer keeps two normed states, queries, keys and values, the mixed values twice (as the attention made them and in
     one piece), the hidden layer before and after its GELU, and, with a clock, its scaled matrices. On a CPU, where all
     loops are one function (whole_run.py), it keeps one mixed state, two gradients, with a clock four states before and
     after α and γ instead of matrices, and the attention, which low_attention.py keeps in bfloat16 in any case, one
-    layer at a time in float32.
+    layer at a time in float32. scored: the share of places with a label; read-outs there are held four times: as they
+    come, in one piece, as log-probabilities and as their gradient.
     """
     loops = min(spec.loops, spec.backprop_loops or spec.loops)
     rows, width, hidden = batch * tokens, spec.width, spec.hidden
-    whole = cpu and tokens <= LONGEST and spec.norm == "pre" and spec.checkpointing == "none"
+    whole = cpu and runs_whole(spec, tokens, size == 2)
     clocked = spec.timestep in ("adaln", "free")
     attention = held = 0
     if whole or (cpu and size == 2 and tokens <= LONGEST):
@@ -126,5 +134,6 @@ def kept_bytes(spec: LoopedSpec, batch: int, tokens: int, size: int = 4, cpu: bo
         "loop": (spec.layers * layer, loops * state),
         "nested": (spec.layers * layer, 2 * math.isqrt(max(0, loops - 1)) * state + 2 * state),
     }[spec.checkpointing]
-    read = len(spec.loss_loops(spec.loops)) * 4 * rows * (2 * spec.outputs + 2 * width)
-    return inside + between + held + read
+    read = len(spec.loss_loops(spec.loops)) * 4 * rows * scored * (4 * spec.outputs + 2 * width)
+    before = layer if loops < spec.loops else 0  # loops without a gradient, one layer at a time
+    return int(inside + between + held + read + before)

@@ -20,6 +20,7 @@ from fixedformer.experiments.run import Run, read_back, read_recipe
 from fixedformer.experiments.tables import Row
 from fixedformer.files import load_target
 from fixedformer.storage import write_atomic
+from fixedformer.tasks.task import Curriculum
 from fixedformer.training.fit import TEST, Trainer
 
 COMPILED_ON = 10_000  # sequences on which a compiled program's predictions are compared with its target's
@@ -67,14 +68,18 @@ def _step_cost(recipe: Recipe | LoopedRecipe, name: str, device: str) -> tuple[f
         if device == "cpu":
             remedy = "take a smaller batch, or --checkpointing nested"
             require_memory(activations, f"a training step of {name}", remedy)
-        recipe = replace(recipe, train_size=None)  # a large training set need not be drawn to time a step
+        if recipe.train_size is not None:  # it need not be drawn to time a step
+            recipe = replace(recipe, train_size=None)
     elif recipe.mlp_ramp is not None:  # the first steps would be timed without the MLP: with it, an upper bound
         recipe = replace(recipe, mlp_ramp=None)
     machine = recipe.build_machine()
     model = recipe.build_model(machine)
     # The validation set is not part of a step, and a schedule of one step is timed as well.
     schedule = replace(recipe.schedule, validation=1, steps=max(2, recipe.schedule.steps), stop_at=None)
-    trainer = Trainer(model, recipe.build_tasks()[0], schedule, recipe.seed, recipe.mask, device)
+    task = recipe.build_tasks()[0]
+    if isinstance(task, Curriculum):  # its last step: an upper bound
+        task = task.at(schedule.steps - 1)
+    trainer = Trainer(model, task, schedule, recipe.seed, recipe.mask, device)
     steps = iter(trainer)
     next(steps)
     began = time.perf_counter()

@@ -7,6 +7,7 @@ result.json          test accuracy beside the trivial rules, fingerprints before
 program.safetensors, target.safetensors, model.safetensors    what was trained: Program, Target, looped transformer
 """
 
+import hashlib
 import json
 import time
 from collections.abc import Iterator
@@ -95,7 +96,11 @@ class Run:
         begun = self.done or (folder / "checkpoint").exists()  # a recipe that was only tried leaves neither
         if begun and read_recipe(folder).as_dict() != read_back(recipe).as_dict():
             raise StorageError(f"{folder} holds a run of another recipe; name another folder, or remove it")
+        if begun:
+            same_data(folder, recipe)
         storage.write_atomic(path, text.encode())
+        if (digest := data_digest(recipe)) is not None:
+            storage.write_atomic(folder / "data.sha256", f"{digest}\n".encode())
 
     @property
     def steps_done(self) -> int:
@@ -166,7 +171,8 @@ class Run:
         trainer.use_best()
         examples = trainer.test_examples(self.test_count)
         found, trivial = trainer.evaluate(examples), trainer.task.trivial_rules(examples)
-        measures = trainer.task.measures(examples, found.predictions) if isinstance(trainer.task, Measured) else {}
+        judge = trainer.held_out
+        measures = judge.measures(examples, found.predictions) if isinstance(judge, Measured) else {}
         card = Card(trainer.task.vocabulary, self.recipe.mask, f"{trainer.task.name}, trained, seed {self.recipe.seed}")
         model = trainer.model
         if isinstance(model, LoopedTransformer):
@@ -195,6 +201,27 @@ class Run:
             "recipe": self.recipe.as_dict(),
         }
         storage.write_atomic(self.folder / "result.json", json.dumps(result, indent=2).encode())
+
+
+def data_digest(recipe: AnyRecipe) -> str | None:
+    """SHA-256 of the file that a recipe's task reads, if it reads one."""
+    body = recipe.as_dict()
+    task, path = str(body.get("task")), dict(body.get("options", {})).get("path")
+    name = task if task.endswith((".jsonl", ".csv")) else path
+    if name is None or not Path(name).is_file():
+        return None
+    with open(name, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def same_data(folder: Path, recipe: AnyRecipe) -> None:
+    """StorageError where the file that the recipe names is not the one that the run in `folder` began with."""
+    path, now = folder / "data.sha256", data_digest(recipe)
+    if path.exists() and now is not None and path.read_text().strip() != now:
+        raise StorageError(
+            f"the data file of {folder} is no longer the one it was trained on; put that one back (its path is from "
+            "where you are), or train anew in another folder"
+        )
 
 
 def read_back(recipe: AnyRecipe) -> Recipe | LoopedRecipe:

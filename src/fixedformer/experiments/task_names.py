@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from fixedformer.errors import SpecError
 from fixedformer.tasks.countdown import Countdown
@@ -47,6 +47,8 @@ def build_task(name: str, options: Mapping[str, Any]) -> tuple[Task, Task]:
         raise SpecError(f"{name} has no option {', '.join(sorted(unknown))}; it has {', '.join(known)}")
     given = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
     if name.endswith("-hop"):
+        if "hops" in given:
+            raise SpecError(f"{name} has its hops in its name; leave the option hops out")
         given["hops"] = int(name[0])
     task = _made(kind, name, given)
     return task, task.held_out() if isinstance(task, Countdown) else task
@@ -63,8 +65,22 @@ def _pair(make: Callable[..., tuple[Task, Task]], name: str, options: Mapping[st
     return pair
 
 
+def _fits(value: object, hint: object) -> bool:
+    """Whether a value is of one of the plain types that options have; everything else is left to the task."""
+    if hint not in (bool, int, float, str):
+        return True
+    if isinstance(value, bool) or hint is bool:
+        return isinstance(value, bool) and hint is bool
+    return isinstance(value, (int, float) if hint is float else hint)
+
+
 def _made(make: Callable[..., Any], name: str, given: Mapping[str, Any]) -> Any:
     """make(**given), an option of the wrong type told as such."""
+    hints = get_type_hints(make.__init__ if inspect.isclass(make) else make)
+    for key, value in given.items():
+        if not _fits(value, hints.get(key)):
+            wanted = getattr(hints[key], "__name__", hints[key])
+            raise SpecError(f"{name}: option {key} must be of type {wanted}, got {value!r}")
     try:
         return make(**given)
     except TypeError as error:

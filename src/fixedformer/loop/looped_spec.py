@@ -63,6 +63,11 @@ class LoopedSpec:
         for name in ("d_in", "width", "heads", "layers", "loops", "tokens"):
             if getattr(self, name) < 1:
                 raise SpecError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("d_out", "mlp_width"):
+            if (size := getattr(self, name)) is not None and size < 1:
+                raise SpecError(f"{name} must be at least 1, got {size}; leave it out for its default")
+        if self.deviation is not None and not self.deviation > 0:
+            raise SpecError(f"deviation must be positive, got {self.deviation}")
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise SpecError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
@@ -79,7 +84,7 @@ class LoopedSpec:
 
     def _check_loss(self) -> None:
         over, back = self.loss_over, self.backprop_loops
-        if over not in ("last", "all") and (isinstance(over, str) or over < 1):
+        if over not in ("last", "all") and (not isinstance(over, int) or over < 1):
             raise SpecError(f"loss_over must be 'last', 'all' or a number of last loops, got {over!r}")
         if back is None:
             return
@@ -92,11 +97,11 @@ class LoopedSpec:
 
     @property
     def outputs(self) -> int:
-        return self.d_out or self.d_in
+        return self.d_in if self.d_out is None else self.d_out
 
     @property
     def hidden(self) -> int:
-        return self.mlp_width or 4 * self.width
+        return 4 * self.width if self.mlp_width is None else self.mlp_width
 
     def loss_loops(self, loops: int) -> range:
         """Numbers (from 1) of the loops whose read-outs enter the loss of a run of `loops`."""

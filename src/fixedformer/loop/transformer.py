@@ -35,8 +35,8 @@ from fixedformer.loop.looped_parts import (
     turned,
 )
 from fixedformer.loop.looped_spec import LoopedSpec
-from fixedformer.loop.low_attention import LONGEST, attend
-from fixedformer.loop.whole_run import Plan, whole_run
+from fixedformer.loop.low_attention import attend
+from fixedformer.loop.whole_run import Plan, runs_whole, whole_run
 
 
 class LoopTrace(NamedTuple):
@@ -112,25 +112,24 @@ class LoopedTransformer(nn.Module):
         which="loss": those of `spec.loss_over`. scored: bool (batch, tokens): only these places, so (loops named,
         places, d_out) instead of (loops named, batch, tokens, d_out).
         """
-        count = self.loops if loops is None else loops
-        if count < 1:
-            raise SpecError(f"loops must be at least 1, got {count}")
+        count = self._count(loops)
         named = self.spec.loss_loops(count) if which == "loss" else which
         wanted = sorted({*named, count})
         if wanted[0] < 1 or wanted[-1] > count:
             raise SpecError(f"loops are numbered from 1 to {count}, got {wanted}")
         rows = None if scored is None else scored.flatten().nonzero()[:, 0]
-        if rows is not None and len(rows) == X.shape[0] * X.shape[1]:  # every place, so nothing to choose
-            return self.readouts(X, mask, loops, which).flatten(1, 2)
+        every = rows is not None and len(rows) == X.shape[0] * X.shape[1]
+        rows = None if every else rows  # nothing to choose
         states = self._loop(self._given(self.embedded(X), X, mask, rows), count, set(wanted))
         if rows is not None:  # the last state holds these rows only already
             states = [*(select(state, rows) for state in states[:-1]), states[-1]]
-        return torch.stack([self.read(state) for state in states])
+        told = torch.stack([self.read(state) for state in states])
+        return told.flatten(1, 2) if every else told
 
     @torch.no_grad()
     def trace(self, X: Tensor, mask: Mask = None, loops: int | None = None) -> LoopTrace:
         """Hidden states and attention of every loop."""
-        count, states, attention = loops or self.loops, [], []
+        count, states, attention = self._count(loops), [], []
         given = self._given(self.embedded(X), X, mask)
         state, raw = self._start(given.embedded), self._modulation(count)
         states.append(state)
@@ -143,18 +142,31 @@ class LoopedTransformer(nn.Module):
 
     def states(self, X: Tensor, mask: Mask = None, loops: int | None = None) -> Tensor:
         """States before the first loop and after each, (loops + 1, batch, tokens, width)."""
-        count, embedded = loops or self.loops, self.embedded(X)
+        count, embedded = self._count(loops), self.embedded(X)
         found = self._loop(self._given(embedded, X, mask), count, set(range(1, count + 1)))
         return torch.stack([self._start(embedded), *found])
 
     def final_state(self, embedded: Tensor, mask: Mask = None, loops: int | None = None) -> Tensor:
         """The state (batch, tokens, width) after the last loop, of an input given as its embedding (`embedded`)."""
-        count = loops or self.loops
+        count = self._count(loops)
         return self._loop(self._given(embedded, embedded, mask), count, {count})[0]
 
     def compile_readouts(self) -> None:
         """torch.compile the run and its read-outs; shapes and numbers of loops are compiled as they first occur."""
-        self.readouts = torch.compile(self.readouts)  # type: ignore[method-assign]
+        compiled = torch.compile(self.readouts)
+
+        def readouts(X: Tensor, *given: Any, **named: Any) -> Tensor:
+            """Inputs are checked outside of compiled code."""
+            told: Tensor = compiled(as_input(X, self.spec.d_in, self.embed.dtype, self.embed.device), *given, **named)
+            return told
+
+        self.readouts = readouts  # type: ignore[method-assign]
+
+    def _count(self, loops: int | None) -> int:
+        count = self.loops if loops is None else loops
+        if count < 1:
+            raise SpecError(f"loops must be at least 1, got {count}")
+        return count
 
     # -- one run ------------------------------------------------------------------------------------------------------
 
@@ -192,13 +204,14 @@ class LoopedTransformer(nn.Module):
         if self._runs_whole(given):
             return states + self._whole(state, given, raw, first, count, keep)
         levels = {"none": 0, "loop": 1, "nested": 2 if count - first <= 16 else 3}[self.spec.checkpointing]
+        levels = levels if count - first > 1 else 0  # run again, one loop would keep as much as it does at first
         return states + stretch(state, first, count, levels if torch.is_grad_enabled() else 0)[:-1]
 
     def _runs_whole(self, given: _Given) -> bool:
         """Whether `whole_run` does what is left: a step on a CPU that keeps everything for its backward pass."""
         plain = torch.is_grad_enabled() and not torch.compiler.is_compiling() and isinstance(given.allowed, bool)
-        fits = self.spec.norm == "pre" and self.spec.checkpointing == "none"
-        return plain and fits and given.embedded.device.type == "cpu" and given.embedded.shape[1] <= LONGEST
+        low = product_format(given.embedded) == torch.bfloat16
+        return plain and given.embedded.device.type == "cpu" and runs_whole(self.spec, given.embedded.shape[1], low)
 
     def _whole(
         self, state: Tensor, given: _Given, raw: Tensor | None, first: int, count: int, keep: set[int]
@@ -255,11 +268,11 @@ class LoopedTransformer(nn.Module):
     def embedded(self, X: Tensor) -> Tensor:
         """Embedding of the input with its positions, (batch, tokens, width)."""
         spec = self.spec
-        if not torch.compiler.is_compiling():  # ids and shapes are checked once, outside of compiled code
+        if not torch.compiler.is_compiling():  # `compile_readouts` checks before
             X = as_input(X, spec.d_in, self.embed.dtype, self.embed.device)
         if X.ndim != (3 if X.is_floating_point() else 2):
             raise SpecError(f"needed ids (batch, tokens) or vectors (batch, tokens, {spec.d_in}), got {tuple(X.shape)}")
-        embedded: Tensor = embed_rows(X, self.embed)
+        embedded: Tensor = embed_rows(X, self.embed).to(self.embed.dtype)  # autocast's product of vectors is rounded
         tokens = X.shape[1]
         if spec.positions == "learned":
             if tokens > spec.tokens:
@@ -288,10 +301,11 @@ class LoopedTransformer(nn.Module):
         if isinstance(mask, Tensor):
             allowed = resolve_mask(mask, X.shape[1], X.device)
             assert allowed is not None
-            allowed = allowed.clone()  # the caller's own otherwise
-            if self.spec.causal:
-                allowed &= torch.ones_like(allowed).tril()
-            return allowed
+            # with the causal one no row may be empty either; and never the caller's own tensor
+            both = allowed[..., 0, :, :].tril() if self.spec.causal else allowed[..., 0, :, :].clone()
+            checked = resolve_mask(both, X.shape[1], X.device)
+            assert checked is not None
+            return checked
         if mask not in (None, "causal"):
             raise SpecError(f"mask must be None, 'causal' or a bool tensor, got {mask!r}")
         return self.spec.causal or mask == "causal"

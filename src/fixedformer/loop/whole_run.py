@@ -21,6 +21,16 @@ from torch.autograd.function import once_differentiable
 
 from fixedformer.loop.branch_parts import Heads, Middle, Neurons, Workspace, Workspaces
 from fixedformer.loop.looped_parts import EPSILON, Matrices
+from fixedformer.loop.looped_spec import LoopedSpec
+from fixedformer.loop.low_attention import LONGEST, kept_attention
+
+
+def runs_whole(spec: LoopedSpec, tokens: int, low: bool) -> bool:
+    """Whether a training step on a CPU is run so: with norms, everything kept, and, unless products are low, bfloat16,
+    and keep their attention in any case, where attention is at most half as much as the rest of what a layer keeps."""
+    rest = tokens * (8 * spec.width + 2 * spec.hidden)
+    slight = low or 2 * spec.heads * kept_attention(tokens, spec.causal) <= rest
+    return spec.norm == "pre" and spec.checkpointing == "none" and tokens <= LONGEST and slight
 
 
 class Plan(NamedTuple):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fixedformer.errors import SpecError
 from fixedformer.tasks.task import Examples, Flags, Ids
 
 PAD, OPEN, CLOSE, QUERY = range(4)
@@ -24,6 +25,11 @@ class Dyck:
     everywhere: bool = False
 
     name = "dyck"
+
+    def __post_init__(self) -> None:
+        if self.pairs < 1:
+            raise SpecError(f"pairs must be at least 1, got {self.pairs}")
+
     vocabulary = (".", "(", ")", "?")
 
     @property

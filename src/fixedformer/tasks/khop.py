@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fixedformer.errors import SpecError
 from fixedformer.tasks.task import Examples, Ids
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -27,6 +28,16 @@ class KHop:
     characters: int = 4
     tokens: int = 99
     max_hops: int = 24
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.characters <= len(LETTERS) or self.tokens < 2 or self.max_hops < 1:
+            raise SpecError(
+                f"needed 2..{len(LETTERS)} characters, at least 2 tokens and 1 of max_hops, got {self.characters}, "
+                f"{self.tokens}, {self.max_hops}"
+            )
+        low, high = (self.hops, self.hops) if isinstance(self.hops, int) else self.hops
+        if not 1 <= low <= high <= self.max_hops:
+            raise SpecError(f"hops must lie in 1..max_hops = {self.max_hops}, got {self.hops}")
 
     @property
     def name(self) -> str:

@@ -86,6 +86,14 @@ class Language:
             for part, text_of in zip(ids, parts)
         )
 
+    def half(self, which: int) -> "Language":
+        """The first or the second half of the text (the whole where a half has no window)."""
+        middle = len(self.ids) // 2
+        parts = (self.ids[:middle], self.ids[middle:])
+        if len(parts[0]) < self.block + 2:
+            return self
+        return Language(parts[which], self.vocabulary, self.block, self.replaced, self.seed, self.bytes_each)
+
     def sample(self, count: int, generator: np.random.Generator) -> Examples:
         starts = generator.integers(0, len(self.text) - self.block, count)
         windows = self.text[starts[:, None] + np.arange(self.block + 1)]

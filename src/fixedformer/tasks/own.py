@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from fixedformer.errors import SpecError
-from fixedformer.tasks.task import Examples
+from fixedformer.tasks.task import Examples, half_of
 
 PADDING = "<pad>"
 HELD_OUT = 5  # every fifth distinct line of a fixed shuffle is kept for validation and test
@@ -42,7 +42,9 @@ class OwnData:
 
         Raises SpecError, naming the line, for what does not fit; for fewer than two distinct sequences; for no label.
         """
-        lines = list(_lines(path))
+        lines = [line for line in _lines(path) if any(label is not None for label in line[1])]
+        if not lines:
+            raise SpecError(f"{path}: has no scored label")
         words = sorted({word for tokens, labels in lines for word in (*tokens, *labels) if word is not None})
         vocabulary = (PADDING, *words)
         distinct = sorted({tuple(tokens) for tokens, _ in lines})
@@ -53,15 +55,18 @@ class OwnData:
         length = max(len(tokens) for tokens, _ in lines)
         parts = [[line for line in lines if (tuple(line[0]) in kept) is held] for held in (False, True)]
         made = [cls(path.stem, vocabulary, _examples(part, vocabulary, length)) for part in parts]
-        for data, what in zip(made, ("training", "held-out")):
-            if not data.examples.scored.any():
-                raise SpecError(f"{path}: the {what} part has no scored label")
         return made[0], made[1]
 
     def sample(self, count: int, generator: np.random.Generator) -> Examples:
         rows = generator.integers(0, len(self.examples.inputs), count)
         whole = self.examples
         return Examples(whole.inputs[rows], whole.labels[rows], whole.scored[rows])
+
+    def half(self, which: int) -> "OwnData":
+        """Every other sequence, from the first or the second on (the same where there is only one)."""
+        whole = self.examples
+        rows = half_of(whole.inputs, which)
+        return OwnData(self.name, self.vocabulary, Examples(whole.inputs[rows], whole.labels[rows], whole.scored[rows]))
 
     def solve(self, inputs: list[int]) -> list[int]:
         rows = np.flatnonzero((self.examples.inputs == np.asarray(inputs)).all(1))

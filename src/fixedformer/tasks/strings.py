@@ -177,6 +177,13 @@ class EditDistance(_Pairs):
 
     name = "edit-distance"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.letters < 3:
+            raise SpecError(f"edit distance draws words over 3 letters or more, got {self.letters}")
+        if len(self.costs) != 3 or not all(isinstance(cost, int) and cost > 0 for cost in self.costs):
+            raise SpecError(f"costs are three whole numbers above 0 (insert, delete, replace), got {self.costs}")
+
     @property
     def longest(self) -> int:
         return self.length + 2

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fixedformer.errors import SpecError
-from fixedformer.tasks.task import Array, Examples, Ids
+from fixedformer.tasks.task import Array, Examples, Ids, half_of
 
 CELLS, ALL = 81, (1 << 9) - 1
 BLANK = 0
@@ -121,6 +121,11 @@ class Sudoku:
     solved: Digits
     vary: bool = True
 
+    def half(self, which: int) -> "Sudoku":
+        """Every other puzzle, from the first or the second on (the same where there is only one)."""
+        rows = half_of(self.puzzles, which)
+        return Sudoku(self.puzzles[rows], self.solved[rows], self.vary)
+
     name = "sudoku"
     vocabulary = tuple("0123456789")
     tokens = CELLS
@@ -134,7 +139,8 @@ class Sudoku:
 
     @classmethod
     def read(cls, path: Path, limit: int | None = None, check: int = 100) -> tuple["Sudoku", "Sudoku"]:
-        """Training and held-out task of a CSV file; up to `limit` puzzles, the first `check` of them solved again.
+        """Training and held-out task of a CSV file, every tenth different puzzle held out; up to `limit` puzzles, the
+        first `check` of them solved again.
 
         Raises SpecError, naming the line, for columns that are not there, for a line that is no puzzle with its
         solution, and for a puzzle with more than one.
@@ -153,7 +159,11 @@ class Sudoku:
             raise SpecError(f"{path}: needs at least {HELD_OUT} puzzles, to train on and to hold out; got {len(lines)}")
         puzzles, solved = (_grids(path, [line[i] for line in lines]) for i in range(2))
         _check(path, puzzles, solved, check)
-        held = np.arange(len(lines)) % HELD_OUT == 0
+        _, first, which = np.unique(puzzles, axis=0, return_index=True, return_inverse=True)
+        order = np.argsort(np.argsort(first))[which.reshape(-1)]  # a puzzle that comes again is the same puzzle
+        held = order % HELD_OUT == 0
+        if held.all():
+            raise SpecError(f"{path}: needs at least two different puzzles, to train on and to hold out")
         return cls(puzzles[~held], solved[~held], False), cls(puzzles[held], solved[held], False)
 
     def sample(self, count: int, generator: np.random.Generator) -> Examples:

@@ -82,6 +82,23 @@ class Curriculum(Protocol):
 
 
 @runtime_checkable
+class Halved(Protocol):
+    """Held-out data that are given, not drawn: validation takes one half of them, the test the other."""
+
+    def half(self, which: int) -> Task:
+        """The half 0 or 1; no example is in both, where there are two."""
+        ...
+
+
+def half_of(inputs: Array, which: int) -> Ids:
+    """Rows of every other different input, from the first or the second on; all rows where there is only one."""
+    _, number = np.unique(inputs, axis=0, return_inverse=True)
+    number = number.reshape(-1)
+    rows: Ids = np.flatnonzero((number % 2 == which) | (number.max() == 0))
+    return rows
+
+
+@runtime_checkable
 class Vectors(Protocol):
     """A task whose inputs are vectors of `d_in` entries, and whose labels are numbers."""
 

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fixedformer.errors import SpecError, StorageError
-from fixedformer.tasks.task import Array, Curriculum, Examples, Task
+from fixedformer.errors import DivergedError, SpecError, StorageError
+from fixedformer.tasks.task import Array, Curriculum, Examples, Halved, Task
 
 TRAIN, VALIDATE, TEST = range(3)  # streams of random numbers; nothing is chosen by the last
 
@@ -50,8 +50,16 @@ class Schedule:
         for name in ("steps", "batch", "validate_every", "validation"):
             if getattr(self, name) < 1:
                 raise SpecError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not self.rate > 0 or self.warmup < 0 or self.clip < 0:
-            raise SpecError("rate must be positive, warmup and clip at least 0")
+        if not self.rate > 0 or min(self.warmup, self.clip, self.weight_decay) < 0:
+            raise SpecError("rate must be positive, warmup, clip and weight_decay at least 0")
+        if self.decay not in ("constant", "linear", "cosine"):
+            raise SpecError(f"decay must be constant, linear or cosine, got {self.decay!r}")
+        if self.precision not in ("float32", "bfloat16"):
+            raise SpecError(f"precision must be float32 or bfloat16, got {self.precision!r}")
+        if self.stop_at is not None and not 0 <= self.stop_at <= 1:
+            raise SpecError(f"stop_at is an accuracy, 0..1, got {self.stop_at}")
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise SpecError(f"betas are two numbers in [0, 1), got {self.betas}")
         if not 0 <= self.final_rate <= self.rate:
             raise SpecError(f"final_rate must lie in 0..rate = {self.rate}, got {self.final_rate}")
         object.__setattr__(self, "betas", tuple(self.betas))  # a list where it was read from JSON
@@ -145,10 +153,15 @@ class Trainer:
                 examples, upcoming = upcoming.result(), self._order(pool, ahead=1)
                 loss = self._update(examples)
                 self.step += 1
+                if not math.isfinite(loss):
+                    raise DivergedError(
+                        f"the loss is {loss} at step {self.step}: training has diverged; take a smaller rate than "
+                        f"{schedule.rate:g} (--rate), or a longer warm-up, and another folder"
+                    )
                 accuracy = None
                 if self.step % schedule.validate_every == 0 or self.step == schedule.steps:
                     accuracy = self.accuracy(self._validation)
-                    if accuracy > self.best:
+                    if accuracy > self.best or (self.best <= 0 and accuracy == self.best):  # nothing yet: the latest
                         self.best = accuracy
                         self.kept = {name: p.detach().clone() for name, p in self.parameters.items()}
                     self.solved = schedule.stop_at is not None and accuracy >= schedule.stop_at
@@ -162,6 +175,8 @@ class Trainer:
         source = self.task if stream == TRAIN else self.held_out
         if stream == TRAIN and isinstance(source, Curriculum):
             source = source.at(step)
+        elif stream != TRAIN and isinstance(source, Halved):
+            source = source.half(0 if stream == VALIDATE else 1)
         return source.sample(count, np.random.default_rng([self.seed, stream, step]))
 
     def _update(self, examples: Examples) -> float:
@@ -245,7 +260,7 @@ class Trainer:
             kind, _, rest = name.partition(".")
             if kind == "adam":
                 key, _, parameter = rest.partition(".")
-                moments.setdefault(parameter, {})[key] = value.to(self.device if key != "step" else "cpu").clone()
+                moments.setdefault(parameter, {})[key] = value.to(self.device).clone()  # fused: steps too
         if {f"now.{name}" for name in self.parameters} - tensors.keys() or moments.keys() != self.parameters.keys():
             raise StorageError("the checkpoint's parameters are not this model's; it belongs to another recipe")
         with torch.no_grad():
