@@ -118,6 +118,8 @@ def test_continuity_of_a_linear_model():
     assert found.mean == pytest.approx(4, rel=1e-4)
     assert found.largest == pytest.approx(4, rel=1e-4)
     assert found.sequences == 7
+    assert found.of_state == pytest.approx(1, rel=1e-4)
+    assert 0 < found.of_readouts < 3
 
 
 def test_train_command(tmp_path, capsys):

@@ -111,7 +111,9 @@ def interpolate(
     print(f"\n{certificate}")
     status, returns = schedule.report["status"], schedule.report["backwards error"]
     if status != "solved":
-        print(f"not solved ({status}); go on with --resume {unfinished}", file=sys.stderr)
+        used = schedule.report["restarts"] + 1
+        more = f" --attempts {2 * used} (the {used} of this search are used up)" if status == "exhausted" else ""
+        print(f"not solved ({status}); go on with --resume {unfinished}{more}", file=sys.stderr)
     elif saved and not certificate.holds and returns is not None:
         print(f"solved, but backwards it is off by {returns:.1e}; go on with --resume {unfinished}", file=sys.stderr)
     elif saved:

@@ -51,7 +51,7 @@ def approximate(
 ) -> int:
     """One transformer block, looped, approximates FUNCTION: error against loops, a certificate, two pictures.
 
-    FUNCTION is an expression in the token x, such as "m = mean(tanh(2*x)); 0.5*sin(3*x) + 0.5*m*x", or module:function
+    FUNCTION is an expression in the token x, such as `m = mean(tanh(2*x)); 0.5*sin(3*x) + 0.5*m*x`, or module:function
     with a function that maps an array (tokens, d) to another. Exit status: 0 the certificate holds, 1 it does not.
 
     Args:

@@ -133,7 +133,7 @@ def _write(item: Item | TmltItem, scale: Scale, out: Path, every: list[Row]) -> 
     table = tmlt_table.collect(every, out)
     notes = [
         f"`fixedformer reproduce {item} --scale {scale} -o results/{out.name}`, {date.today().isoformat()}.",
-        "On fresh sequences that nothing was chosen by; spread is the standard deviation over seeds.",
+        "On sequences kept out of training and validation; spread is the standard deviation over seeds.",
     ]
     if scale == "small":
         notes.append(
