@@ -203,7 +203,7 @@ def write_tables(table: list[dict[str, str]], folder: Path, title: str, note: st
         f"# {title}",
         "",
         note,
-        "Accuracies in per cent, on 10,000 fresh sequences a seed (`compiled`: on 10,000 others); seconds of all seeds.",
+        "Accuracies in per cent, on 10,000 fresh sequences a seed (compiled: on 10,000 others); seconds of all seeds.",
         "",
     ]
     lines += ["| " + " | ".join(COLUMNS) + " |", "|" + "---|" * len(COLUMNS)]
