@@ -30,6 +30,12 @@ def model_of(changes, seed=0, away=0.3):
     return model
 
 
+@pytest.fixture(autouse=True)
+def in_every_format(monkeypatch):
+    """It serves bfloat16; here float64 goes through it too, so that the mathematics shows."""
+    monkeypatch.setattr(transformer, "runs_whole", lambda spec, *_: spec.norm == "pre")
+
+
 def one_by_one(model, monkeypatch):
     monkeypatch.setattr(model, "_runs_whole", lambda _: False)
 
@@ -153,17 +159,21 @@ def test_copies_and_pickles_leave_the_memory_out():
 
 
 @pytest.mark.parametrize(("changes", "how"), [
-    ({}, "mask"), ({}, "no_grad"), ({"heads": 12}, "heads"), ({"checkpointing": "loop"}, ""), ({"norm": "none"}, ""),
+    ({}, "mask"), ({}, "no_grad"), ({}, "float32"), ({"checkpointing": "loop"}, ""), ({"norm": "none"}, ""),
     ({}, "long"),
 ])  # fmt: skip
 def test_what_it_leaves_to_the_operations(changes, how, monkeypatch):
+    monkeypatch.undo()  # as it is decided outside of these tests
     calls = taken(monkeypatch)
-    model = model_of({**changes, "positions": "none"})
-    X, _ = data(1, {"long": LONGEST + 1, "heads": 60}.get(how, 8))  # much attention in float64
+    model = model_of({**changes, "positions": "none"}).float()
+    X, _ = data(1, LONGEST + 1 if how == "long" else 8)
     mask = torch.ones(8, 8, dtype=torch.bool).tril() if how == "mask" else None
-    with torch.set_grad_enabled(how != "no_grad"):
+    with torch.set_grad_enabled(how != "no_grad"), torch.autocast("cpu", torch.bfloat16, enabled=how != "float32"):
         assert model(X, mask).isfinite().all()
-    assert not calls
+        assert not calls
+        if not how and not changes.get("norm"):
+            LoopedTransformer(**BASE)(X)
+            assert len(calls) == 1
 
 
 def test_backward_under_autocast_is_not_rounded_further():

@@ -109,18 +109,18 @@ def kept_bytes(spec: LoopedSpec, batch: int, tokens: int, size: int = 4, cpu: bo
     """Bytes kept for the backward pass, about: `size` bytes an entry inside a layer, 4 in states and read-outs.
 
     A layer keeps two normed states, queries, keys and values, the mixed values twice (as the attention made them and in
-    one piece), the hidden layer before and after its GELU, and, with a clock, its scaled matrices. On a CPU, where all
-    loops are one function (whole_run.py), it keeps one mixed state, two gradients, with a clock four states before and
-    after α and γ instead of matrices, and the attention, which low_attention.py keeps in bfloat16 in any case, one
-    layer at a time in float32. scored: the share of places with a label; read-outs there are held four times: as they
-    come, in one piece, as log-probabilities and as their gradient.
+    one piece), the hidden layer before and after its GELU, and, with a clock, its scaled matrices. In bfloat16 on a CPU
+    it keeps the attention too, one layer at a time in float32 (low_attention.py), and where all loops are one function
+    (whole_run.py) one mixed state, two gradients, and with a clock four states instead of matrices. scored: the share
+    of places with a label; read-outs there are held four times: as they come, in one piece, as log-probabilities and as
+    their gradient.
     """
     loops = min(spec.loops, spec.backprop_loops or spec.loops)
     rows, width, hidden = batch * tokens, spec.width, spec.hidden
     whole = cpu and runs_whole(spec, tokens, size == 2)
     clocked = spec.timestep in ("adaln", "free")
     attention = held = 0
-    if whole or (cpu and size == 2 and tokens <= LONGEST):
+    if cpu and size == 2 and tokens <= LONGEST:
         attention = batch * spec.heads * kept_attention(tokens, spec.causal)
         held = 4 * batch * spec.heads * tokens * (min(BLOCK, tokens) if spec.causal else tokens)
     if whole:

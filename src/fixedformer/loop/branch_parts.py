@@ -99,6 +99,7 @@ class Heads:
         self.kept = self.inner.view(loops, 3, each, tokens, width // heads)
         self.product = space.take("heads", (rows, 3 * width), dtype)
         self.mixed = space.take("mixed heads", (each, tokens, width // heads), dtype)
+        self.wide = space.take("wide heads", (2, *self.mixed.shape), torch.promote_types(dtype, torch.float32))
         self.attention = [
             space.take(f"{name}attention {start}", (loops, each, stop - start, seen), dtype)
             for start, stop, seen in blocks(tokens, causal)
@@ -118,8 +119,8 @@ class Heads:
         self._by_head(kept).copy_(parts)
         if self.turn is not None:
             kept[:2] = turned(kept[:2], *self.turn)
-        query, key, value = kept
-        attend_blocks(query, key, value, self.causal, 1, [x[t] for x in self.attention], self.mixed)
+        query, key = self.wide.copy_(kept[:2])
+        attend_blocks(query, key, kept[2], self.causal, 1, [x[t] for x in self.attention], self.mixed)
         out.view(self.batch, -1, self.heads, kept.shape[-1]).copy_(self._by_head(self.mixed))
 
     def backward(self, rows: slice, gradient: Tensor) -> Tensor:
