@@ -184,3 +184,9 @@ def test_random_target_is_reproducible_and_moves():
     assert single.dtype == torch.float32
     X = np.eye(3)
     assert torch.allclose(single(X).double(), one(X), atol=1e-6)
+
+
+def test_an_input_that_float32_cannot_hold_is_refused():
+    target = ff.Target.random(ff.TargetSpec(heads=1, layers=1, d_in=3, d_head=2), seed=0).to(torch.float32)
+    with pytest.raises(ff.SpecError, match="the input, in float32, holds 6 NaN or infinite entries"):
+        target(torch.full((2, 3), 1e300, dtype=torch.float64))

@@ -42,7 +42,8 @@ def as_input(data: Any, d_in: int, dtype: torch.dtype, device: torch.device | st
         return X
     if X.shape[-1] != d_in:
         raise SpecError(f"vectors must have {d_in} entries a token (d_in), got {X.shape[-1]}")
-    return finite(X, "the input").to(dtype)
+    cast = finite(X, "the input").to(dtype)
+    return cast if cast.dtype == X.dtype else finite(cast, f"the input, in {str(dtype).removeprefix('torch.')},")
 
 
 def embed_rows(X: Tensor, matrix: Tensor) -> Tensor:
