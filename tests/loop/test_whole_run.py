@@ -149,6 +149,14 @@ def test_backward_goes_once_and_sees_what_changed():
         gradient.sum().backward()
 
 
+def test_leaving_training_gives_the_memory_back():
+    model, (X, scored) = model_of({}), data()
+    step(model, X, scored)
+    assert len(model._idle._idle) == 1
+    assert model.eval() is model
+    assert not model._idle._idle
+
+
 def test_copies_and_pickles_leave_the_memory_out():
     model, (X, scored) = model_of({}), data()
     step(model, X, scored)

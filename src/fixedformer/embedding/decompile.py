@@ -91,8 +91,8 @@ class DecompileReport:
         values = f"value width  {self.d_value}"
         if self.d_value > self.d_head:
             values += f", wider than queries and keys ({self.d_head}): no target with d_value = d_head shows the same"
-        which = "for one-hot tokens only" if self.gauge == "tokens" else "for all inputs"
-        which = f"equal {which}" if exact else "so not equal: give a smaller tolerance"
+        which = "equal for one-hot tokens only" if self.gauge == "tokens" else "equal for all inputs"
+        which = which if exact else "so not equal: give a smaller tolerance"
         lines += [values, f"error        {self.error:.1e} before any truncation, relative; {which}"]
         if self.truncation is not None:
             cut_off = self.truncation

@@ -1,6 +1,7 @@
 """A training run on disk: a folder that can be killed at any moment and gone on with.
 
 recipe.json          what is run; once there is a checkpoint the folder belongs to one recipe for good
+data.sha256          of the file that the task reads, if it reads one: another under its name is refused
 checkpoint           the trainer's whole state, written atomically every few steps
 metrics.jsonl        one line a logged step; lines beyond the checkpoint are dropped when a run goes on
 result.json          test accuracy beside the trivial rules, fingerprints before and after; its presence means: done
@@ -98,9 +99,9 @@ class Run:
             raise StorageError(f"{folder} holds a run of another recipe; name another folder, or remove it")
         if begun:
             same_data(folder, recipe)
-        storage.write_atomic(path, text.encode())
-        if (digest := data_digest(recipe)) is not None:
+        elif (digest := data_digest(recipe)) is not None:
             storage.write_atomic(folder / "data.sha256", f"{digest}\n".encode())
+        storage.write_atomic(path, text.encode())
 
     @property
     def steps_done(self) -> int:

@@ -1,5 +1,7 @@
 """Parts of `whole_run`: memory that outlives a step, and what stands between a branch's two products."""
 
+import math
+from functools import cache
 from typing import Any, Protocol
 
 import torch
@@ -8,9 +10,12 @@ from torch import Tensor
 from fixedformer.loop.looped_parts import turned
 from fixedformer.loop.low_attention import attend_blocks, backward_blocks, blocks
 
-# glibc maps large tensors anew each time, zeros included, until it has seen a large one freed. What is held below never
-# is, so that the temporaries beside it would be mapped anew at every step. Nothing is written here, so nothing is used.
-torch.empty(30 * 2**20, dtype=torch.uint8)
+
+@cache
+def _seen_freed() -> None:
+    """glibc maps large tensors anew each time, zeros included, until it has seen a large one freed. What is held below
+    never is, so that the temporaries beside it would be mapped anew at every step. Nothing is written, so none used."""
+    torch.empty(30 * 2**20, dtype=torch.uint8)
 
 
 class Workspace:
@@ -21,9 +26,7 @@ class Workspace:
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Memory of this shape; what it holds is what was last written under this name."""
-        count = 1
-        for size in shape:
-            count *= size
+        count = math.prod(shape)
         held = self._held.get((name, dtype))
         if held is None or len(held) < count:
             held = self._held[name, dtype] = torch.empty(count, dtype=dtype)
@@ -34,6 +37,7 @@ class Workspaces:
     """Those that no run uses at the moment. A copy or a pickle of it is empty."""
 
     def __init__(self) -> None:
+        _seen_freed()
         self._idle: list[Workspace] = []
 
     def take(self) -> Workspace:

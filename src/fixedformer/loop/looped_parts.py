@@ -105,7 +105,7 @@ def sinusoid(steps: Tensor, width: int) -> Tensor:
 
 def add_product(state: Tensor, x: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
     """state + x matrix + bias; in one product, unless autocast would round the state with it."""
-    if torch.is_autocast_enabled(state.device.type):
+    if product_format(state) != state.dtype:
         state = state + x @ matrix
     else:
         state = torch.addmm(state.flatten(0, -2), x.flatten(0, -2), matrix).view_as(state)

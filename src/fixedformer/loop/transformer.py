@@ -12,7 +12,7 @@ tests/loop/looped_reference.py is the definition, written out.
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -162,6 +162,12 @@ class LoopedTransformer(nn.Module):
 
         self.readouts = readouts  # type: ignore[method-assign]
 
+    def train(self, mode: bool = True) -> Self:
+        """As every module; leaving training gives back the memory that steps on a CPU use again and again."""
+        if not mode:
+            self._idle.clear()
+        return super().train(mode)
+
     def _count(self, loops: int | None) -> int:
         count = self.loops if loops is None else loops
         if count < 1:
@@ -202,7 +208,9 @@ class LoopedTransformer(nn.Module):
             with torch.no_grad():
                 *states, state = stretch(state, 0, first, 0)
         if self._runs_whole(given):
-            return states + self._whole(state, given, raw, first, count, keep)
+            layers = shared or [layer.matrices(None, None) for layer in self.layers]  # type: ignore[operator]
+            clock = None if shared else raw
+            return states + self._whole(state, given, layers, clock, range(first, count), keep)
         levels = {"none": 0, "loop": 1, "nested": 2 if count - first <= 16 else 3}[self.spec.checkpointing]
         levels = levels if count - first > 1 else 0  # run again, one loop would keep as much as it does at first
         return states + stretch(state, first, count, levels if torch.is_grad_enabled() else 0)[:-1]
@@ -214,18 +222,16 @@ class LoopedTransformer(nn.Module):
         return plain and given.embedded.device.type == "cpu" and runs_whole(self.spec, given.embedded.shape[1], low)
 
     def _whole(
-        self, state: Tensor, given: _Given, raw: Tensor | None, first: int, count: int, keep: set[int]
+        self, state: Tensor, given: _Given, layers: list[Matrices], clock: Tensor | None, run: range, keep: set[int]
     ) -> list[Tensor]:
-        """The kept states of loops first + 1 .. count, by `whole_run`."""
+        """The kept states of the loops in `run` (from 0), by `whole_run`. clock: α and γ of `_modulation`, where they
+        are not in the matrices."""
         alpha = gamma = None
-        if raw is not None and raw.shape[0] > 1:
-            alpha, gamma = 1 + raw[first:count, :, :2], raw[first:count, :, 2:]
-            layers = [layer.matrices(None, None) for layer in self.layers]  # type: ignore[operator]
-        else:
-            layers = self._matrices(raw, 0)
-        kept = frozenset(t - first for t in keep if t > first)
+        if clock is not None:
+            alpha, gamma = 1 + clock[run.start : run.stop, :, :2], clock[run.start : run.stop, :, 2:]
+        kept = frozenset(t - run.start for t in keep if t > run.start)
         causal = bool(given.allowed)
-        plan = Plan(count - first, kept, self.spec.heads, causal, given.turn, given.rows, product_format(state))
+        plan = Plan(len(run), kept, self.spec.heads, causal, given.turn, given.rows, product_format(state))
         injected = given.embedded if self.spec.injection == "add" else None
         return whole_run(plan, self._idle, state, injected, alpha, gamma, layers)
 

@@ -132,10 +132,8 @@ class _Run:
     def backward(self, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         plan, place = self.plan, len(self.branches) - 2
         given = dict(zip(sorted(plan.keep), gradients))
-        width = self.shape[-1]
         rows = self.shape[0] * self.shape[1] if plan.rows is None else len(plan.rows)
-        format_ = self.branches[0].wide
-        gradient = torch.zeros(rows, width, dtype=format_)
+        gradient = torch.zeros(rows, self.shape[-1], dtype=self.branches[0].wide)
         to_injected = None if self.injected is None else torch.zeros_like(self.injected)
         for t in reversed(range(plan.loops)):
             here = given.get(t + 1)

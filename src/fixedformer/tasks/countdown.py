@@ -4,8 +4,9 @@
 
 The five numbers are given, then fifteen blanks and the full stop; the answer is read where the blanks stand. All 1152
 ways of putting four numbers together are evaluated for a whole batch at once; one that hits the target is the label,
-drawn uniformly; pairs of numbers and target without one are drawn again. Sums, products and quotients stay within
-1..largest; the order of the operands is the larger first. A tenth of the targets is kept for validation and test.
+drawn uniformly or the first of them; pairs of numbers and target without one are drawn again. Sums, products and
+quotients stay within 1..largest; the larger operand comes first. A tenth of the targets is kept for validation and
+test.
 """
 
 from dataclasses import dataclass, replace

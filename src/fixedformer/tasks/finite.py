@@ -121,7 +121,10 @@ def _drawn(of: _OfTask, count: int, generator: np.random.Generator, fits: Callab
         parts.append(_rows(drawn, fresh))
         found, idle = found + len(fresh), 0 if len(fresh) else idle + 1
     if found < count:
-        raise SpecError(f"nothing of {of.name} is left to be held out of training; make the training set smaller")
+        raise SpecError(
+            f"{of.name} has too few different sequences left to train on some and test on others; make it larger, or "
+            "make the training set smaller"
+        )
     return _joined(parts)
 
 
